@@ -21,9 +21,14 @@ _SHAPE = re.compile(r"\[((?:[0-9]{1,18}(?:,[0-9]{1,18})*)?)\]")
 
 
 def environment_mismatch(plan: Plan) -> str | None:
-    """Compares the version of torch. Any device may serve a plan that was made on meta."""
-    profiled = plan.info.get("torch", "")
-    if profiled and profiled != torch.__version__:
+    """Compares the version of torch.
+
+    Any device may serve a plan that was made on meta, under any build of the same release.
+    """
+    profiled, running = plan.info.get("torch", ""), str(torch.__version__)
+    if plan.info.get("device") == "meta":
+        profiled, running = (version.partition("+")[0] for version in (profiled, running))
+    if profiled and profiled != running:
         return (
             f"it was profiled under torch {profiled} and this is {torch.__version__}, whose "
             "requests may differ; profile again"

@@ -326,3 +326,29 @@ def _to_replay(
 def _share(result: Mapping[str, int]) -> float:
     reserved = result["peak_reserved"]
     return result["peak_load"] / reserved if reserved else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The requests of a recording under a plan.
+
+    Attributes:
+        bytes: The pool, and the most that is live beside it.
+        hits: Share of the planned requests.
+        served: The same, as a share of all requests of its complete iterations.
+    """
+
+    bytes: int
+    hits: float
+    served: float
+
+
+def serve(trace: Trace, plan: Plan, *, startup: bool = False) -> Served:
+    """Replays a recording under a plan that goes into force after start-up, or with it."""
+    result = _core.replay_planned(trace._core, plan._core, startup=startup)
+    asked = result["hits"] + result["misses"]
+    hits = result["hits"] / asked if asked else 1.0
+    begin, end = trace.iterations[0], trace.iterations[-1]
+    lower = trace.requests.lower
+    made = int(((lower >= begin) & (lower < end)).sum())
+    return Served(result["pool"] + result["beside"], hits, result["hits"] / max(made, 1))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stalloc import _adapters, _automatic, _compat
-from stalloc._expandable import Switch, may_expand, show_sharing
+from stalloc._expandable import Switch, has_virtual_memory, may_expand, show_sharing
 from stalloc._fit import (
     count,
     device_to_serve,
@@ -24,6 +24,7 @@ from stalloc._hooks.modules import ModuleName
 from stalloc._pinned import Pinned
 from stalloc._pinned import check as check_pinned
 from stalloc._torch_modules import cuda_module, torch_module
+from stalloc.correction import Correction, Corrector
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, model_signature
 from stalloc.plans import Plan
@@ -34,6 +35,7 @@ from stalloc.profiling import (
     has_trained_in_profile,
 )
 from stalloc.replaying import LEAST_RESERVED
+from stalloc.statistics import count_anew, count_on
 
 _SMALL = 64
 """Bytes of the CPU's alignment."""
@@ -48,7 +50,11 @@ class Session:
         plan: The plan.
         refusal: The reason why the plan does not fit this run; None while it fits.
         followed: True once a framework's driver reports phases, see `follow`.
+        correction: The plan of the first iterations' requests, and its differences to `plan`, once
+            they have passed; None before that, and if the plan is not corrected.
     """
+
+    correction: Correction | None = None
 
     def __init__(self, plan: Plan, refusal: str | None = None) -> None:
         self.plan = plan
@@ -111,8 +117,11 @@ class _Active(Session):
         hand_back: bool = True,
         pinned: Plan | None = None,
         filled: bool = True,
+        corrects: bool = False,
     ) -> None:
         super().__init__(plan)
+        self._corrects = corrects
+        self._corrector: Corrector | None = None
         self._filled = filled
         self._switch: Switch | None = None  # of expandable segments that this has turned on
         self.pinned = pinned
@@ -125,18 +134,23 @@ class _Active(Session):
         self._inputs = names(plan, "inputs")
         self._adapter = _adapters.adapter(device_to_serve(plan, model))
         self._pinned = Pinned(self._adapter) if pinned is not None else None
-        self._hooks = TrainingHooks(
+        self._model = model
+        self._hooks = self._make_hooks()
+        self._fits = False
+        self._part = ""  # signature of a trained module that may be a part of the model
+
+    def _make_hooks(self) -> TrainingHooks:
+        plan = self.plan
+        return TrainingHooks(
             self._adapter.runtime,
-            model,
+            self._model,
             dynamic=[*names(plan, "dynamic"), *map(ModuleName, plan.dynamic)],
             accepts=self._accept,
-            on_forward=self._check_forward,
+            on_forward=self._forward_begins,
             early_ends=count(plan, "early_ends"),
             guesses_ends=plan.info.get("ends") == GUESSED_ENDS,
             waits_for_slower=plan.info.get("ends") == SLOWER_ENDS,
         )
-        self._fits = False
-        self._part = ""  # signature of a trained module that may be a part of the model
 
     @property
     def enabled(self) -> bool:
@@ -198,16 +212,19 @@ class _Active(Session):
                 )
             # The pool replaces what torch has cached.
             self._adapter.give_back()
-            self._leave_small(_SMALL if self.plan.info.get("device") == "meta" else 0)
+            self._leave_small(_small_of(self.plan))
             self._adapter.runtime.enable(
                 self.plan._core, self._reuse, self._startup, self._hand_back, self._filled
             )
+            count_anew(self._adapter)
             self._adapter.refresh()
         except BaseException:
             if previous is None:
                 self._adapter.uninstall()
             raise
         self._expand(expands, previous)
+        if previous is not None:
+            previous._stop_recording()
         if previous is not None and previous._pinned is not None:
             previous._pinned.disable()
         if previous is not None:
@@ -218,6 +235,8 @@ class _Active(Session):
         try:
             if self._pinned is not None and self.pinned is not None:
                 self._pinned.enable(self.pinned)
+            if self._corrects:  # before the hooks tell where the run is
+                self._corrector = Corrector(self._adapter, self.plan, self._startup)
             self._hooks.attach()
         except BaseException:
             self._stop()
@@ -253,7 +272,13 @@ class _Active(Session):
         if self._adapter.name == "cpu":
             torch_module().leave_small_cpu(size)
 
+    def _stop_recording(self) -> None:
+        if self._corrector is not None:
+            self._corrector.stop()
+        self._corrector = None
+
     def _stop(self) -> None:
+        self._stop_recording()
         self._hooks.detach()
         if self._pinned is not None:
             self._pinned.disable()
@@ -283,6 +308,71 @@ class _Active(Session):
             )
         return False
 
+    def _forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        self._check_forward(module, args, kwargs)
+        if self._corrector is None:
+            return
+        if not self._corrector.complete:
+            self._corrector.note(module, args, kwargs)
+        elif self._correct():
+            self._hooks.join_forward(module, args, kwargs)
+
+    def iteration_ends(self) -> None:
+        """The user called `stalloc.step()`; not for users."""
+        self._hooks.end_iteration()
+        if self._corrector is not None and self._corrector.complete:
+            self._correct()
+
+    def _correct(self) -> bool:
+        """Plans the recorded iterations. True if their plan went into force."""
+        corrector, self._corrector = self._corrector, None
+        assert corrector is not None
+        try:
+            correction = corrector.finish()
+        except Exception as error:  # such as a thread that cannot be started: training goes on
+            warnings.warn(
+                f"stalloc: the plan was made without this device, and the first iterations cannot "
+                f"be planned; it stays in force: {error}",
+                StallocWarning,
+                stacklevel=2,
+            )
+            return False
+        self.correction = correction
+        correction.exchanged = correction.saves and self._may_exchange() and self._exchange()
+        return correction.exchanged
+
+    def _may_exchange(self) -> bool:
+        """True if the pool's memory goes, so that two pools never exist together."""
+        if self._adapter.runtime.statistics()["live_blocks"] == 0:
+            return True
+        is_virtual = self._kind_of_memory() is not False and has_virtual_memory(self._adapter)
+        return self._adapter.name == "cpu" or is_virtual
+
+    def _exchange(self) -> bool:
+        """Puts the corrected plan in force. False if the device lacks the memory."""
+        before, runtime = self.plan, self._adapter.runtime
+        assert self.correction is not None
+        self._hooks.detach()
+        count_on(self._adapter)
+        runtime.disable()
+        self._adapter.give_back()
+        try:
+            self._serve(self.correction.plan)
+        except OutOfMemory:
+            self._serve(before)
+            return False
+        return True
+
+    def _serve(self, plan: Plan) -> None:
+        """Serves a plan in the middle of the run, whose pool gets memory as it is used."""
+        self.plan = plan
+        self._hooks = self._make_hooks()
+        self._leave_small(_small_of(plan))
+        self._adapter.runtime.enable(plan._core, self._reuse, False, self._hand_back, False)
+        self._adapter.refresh()
+        self._hooks.attach()
+        self.trust()
+
     def _check_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Refuses, at the first forward of the run, a plan of another model or batch."""
         if self._fits or (self._other_models and model_signature(module) in self._other_models):
@@ -293,6 +383,11 @@ class _Active(Session):
             self.give_up(problem)
         elif not self._startup and has_trained_in_profile(module):
             self.trust()
+
+
+def _small_of(plan: Plan) -> int:
+    """The most bytes of requests that are left to the CPU."""
+    return _SMALL if plan.info.get("device") == "meta" else 0
 
 
 # The plan in force: at most one.
@@ -310,6 +405,7 @@ def enable(
     mode: str | None = None,
     hand_back: bool | None = None,
     pinned: Plan | str | os.PathLike[str] | None = None,
+    correct: bool | None = None,
 ) -> Session:
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
 
@@ -356,6 +452,10 @@ def enable(
         pinned: A plan of pinned host memory, or the path of its file: `Profile.plan_pinned` makes
             it. Requests for pinned memory are served from its pool, which is locked once. None:
             torch's allocator serves them.
+        correct: Record the first iterations while the plan serves them, and plan them again.
+            `Session.correction` has that plan and the differences. It goes into force between two
+            iterations if it serves more of the requests, or the same in less memory. None: for a
+            plan that was made on the meta device, such as an estimate's.
 
     Returns:
         A session, which may be used as a context manager: it disables the plan at its end.
@@ -395,8 +495,20 @@ def enable(
         return Session(plan, problem)
     if mode == "compat":
         _compat.install_compat()
+    if correct is None:
+        correct = plan.info.get("device") == "meta"
     return _put_in_force(
-        _Active(plan, model, strict, reuse, startup, keep_addresses, hand_back, pinned)
+        _Active(
+            plan,
+            model,
+            strict,
+            reuse,
+            startup,
+            keep_addresses,
+            hand_back,
+            pinned,
+            corrects=correct,
+        )
     )
 
 
@@ -507,7 +619,7 @@ def step() -> None:
     a backward pass if no optimizer ever steps.
     """
     if _session is not None:
-        _session._hooks.end_iteration()
+        _session.iteration_ends()
     elif (profile := active_profile()) is not None:
         profile.step()
     _automatic.stepped()

@@ -71,6 +71,33 @@ class PhaseStats(TypedDict):
 
 _phases: dict[str, PhaseStats] = {}
 
+_COUNTED = (
+    "iterations",
+    "requests",
+    "served_as_planned",
+    "hits",
+    "misses",
+    "startup",
+    "startup_requests",
+    "conflicts",
+    "dynamic_requests",
+    "dynamic_region_requests",
+    "dynamic_reused_requests",
+    "dynamic_fallback_requests",
+    "unplanned_requests",
+    "evaluation_requests",
+    "idle_requests",
+    "persistent_requests",
+    "fallback_requests",
+    "stream_waits",
+    "handed_back",
+    "moves",
+)
+_PEAKS = ("run_peak_allocated", "run_peak_reserved")
+
+_corrected: dict[str, dict[str, int]] = {}
+"""Figures of a plan that was exchanged for its correction, by device."""
+
 
 def stats_of_phase(name: str) -> PhaseStats:
     """The figures of a phase, for `stalloc.phases` to change."""
@@ -102,6 +129,9 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
     adapter = _adapter(device)
     adapter.refresh()
     counts = adapter.runtime.statistics()
+    for name, earlier in _corrected.get(adapter.name, {}).items():
+        now = counts[name]
+        counts[name] = max(now, earlier) if name in _PEAKS else now + earlier
     requests = counts["requests"]
     reserved, run_reserved = counts["peak_reserved"], counts["run_peak_reserved"]
     derived = {
@@ -111,6 +141,20 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
         "run_efficiency": counts["run_peak_allocated"] / run_reserved if run_reserved else 1.0,
     }
     return cast("MemoryStats", counts | derived)
+
+
+def count_on(adapter: Adapter) -> None:
+    """Keeps the figures of the plan in force, which is exchanged for its correction; not for users.
+
+    The runtime counts anew then.
+    """
+    now = cast("dict[str, int]", memory_stats(adapter.name))
+    _corrected[adapter.name] = {name: now[name] for name in (*_COUNTED, *_PEAKS)}
+
+
+def count_anew(adapter: Adapter) -> None:
+    """Lets the figures begin with the plan that is enabled now; not for users."""
+    _corrected.pop(adapter.name, None)
 
 
 def reset_peak_memory_stats(device: torch.device | str | None = None) -> None:

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stalloc import _core
 from stalloc._auto.background import Background
 from stalloc._auto.drift import MOST_MISSED
 from stalloc._auto.joining import joined
 from stalloc._auto.proposal import LEAST_GAIN, Peak, Proposal, propose
 from stalloc.plans import Plan
 from stalloc.progress import Progress
-from stalloc.replaying import replay_torch
+from stalloc.replaying import Served, replay_torch, serve
 from stalloc.trace import Trace
 
 Keep = Callable[[Proposal], str]
@@ -73,8 +72,8 @@ def solve(
     def work(goes_on: Progress) -> Solution:
         proposals = _best(recordings, time_limit, goes_on, peak)
         if in_force is not None:
-            now = _replayed(recordings[-1], in_force)
-            if not proposals or not _replayed(recordings[-1], proposals[0].plan).improves(now):
+            now = serve(recordings[-1], in_force)
+            if not proposals or not _improves(serve(recordings[-1], proposals[0].plan), now):
                 return Solution([], loses=now.bytes > replay_torch(recordings[-1]).peak_reserved)
         return Solution(proposals, keep(proposals[0]) if proposals and goes_on(1) else "")
 
@@ -91,8 +90,7 @@ def _best(
     if not alone or not joint:
         return joint or alone
     replays = [
-        [_replayed(trace, proposals[0].plan) for trace in recordings]
-        for proposals in (joint, alone)
+        [serve(trace, proposals[0].plan) for trace in recordings] for proposals in (joint, alone)
     ]
     costs = [max(replay.bytes for replay in each) for each in replays]
     hits = [each[-1].hits for each in replays]
@@ -100,34 +98,10 @@ def _best(
     return joint if joint_wins else alone
 
 
-@dataclass(frozen=True, slots=True)
-class _Replayed:
-    """One recording under a plan.
-
-    Attributes:
-        bytes: The pool, and the most that is live beside it.
-        hits: Share of the planned requests.
-        served: The same, as a share of all requests of its complete iterations.
-    """
-
-    bytes: int
-    hits: float
-    served: float
-
-    def improves(self, other: _Replayed) -> bool:
-        """True if it is worth an exchange: it saves memory, or costs none and serves far more."""
-        if self.bytes <= (1 - LEAST_GAIN) * other.bytes:
-            return True
-        more_hits = self.hits >= other.hits + MOST_MISSED / 2
-        serves_more = more_hits or self.served >= other.served + _MORE_SERVED
-        return serves_more and self.bytes <= (1 + LEAST_GAIN) * other.bytes
-
-
-def _replayed(trace: Trace, plan: Plan) -> _Replayed:
-    result = _core.replay_planned(trace._core, plan._core, startup=False)
-    asked = result["hits"] + result["misses"]
-    hits = result["hits"] / asked if asked else 1.0
-    begin, end = trace.iterations[0], trace.iterations[-1]
-    lower = trace.requests.lower
-    made = int(((lower >= begin) & (lower < end)).sum())
-    return _Replayed(result["pool"] + result["beside"], hits, result["hits"] / max(made, 1))
+def _improves(new: Served, old: Served) -> bool:
+    """True if it is worth an exchange: it saves memory, or costs none and serves far more."""
+    if new.bytes <= (1 - LEAST_GAIN) * old.bytes:
+        return True
+    more_hits = new.hits >= old.hits + MOST_MISSED / 2
+    serves_more = more_hits or new.served >= old.served + _MORE_SERVED
+    return serves_more and new.bytes <= (1 + LEAST_GAIN) * old.bytes

@@ -323,6 +323,8 @@ class TrainingHooks:
         if self._tracker.expect_forward(training):
             if self._on_forward is not None:
                 self._on_forward(module, args, kwargs)
+                if not self._is_attached:
+                    return
             if self._tracker.takes_extents():
                 self._read_extents(module, args, kwargs)
         self._tracker.begin_forward(training, evaluates=not _is_set_to_train(module))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stalloc.commands.inputs import positive
@@ -18,6 +19,7 @@ from stalloc.commands.output import (
 )
 from stalloc.commands.run import add_script, as_script
 from stalloc.errors import StallocError
+from stalloc.files import check_new, make_folder
 
 if TYPE_CHECKING:
     from stalloc._estimate.advice import Advice, Recorded
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from stalloc._estimate.means import Activations
     from stalloc._estimate.recording import Recording
     from stalloc.commands import Subparsers
+    from stalloc.ranks import RankFiles
 
 FITS, DOES_NOT_FIT, UNANSWERED = 0, 1, 2
 
@@ -93,6 +96,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         action="store_true",
         help="list means with which the script fits, cheapest first; it is run several times",
     )
+    parser.add_argument(
+        "--profile",
+        metavar="DIR",
+        type=Path,
+        help="write the recording and its plan to DIR: stalloc run --plan DIR serves the script "
+        "from its first request, and corrects the plan",
+    )
+    parser.add_argument("--force", action="store_true", help="replace existing files")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     add_script(parser)
     return parser
@@ -108,6 +119,7 @@ def main(args: argparse.Namespace) -> int:
             raise StallocError(
                 "--advise goes with --allocator torch or expandable, and without --largest"
             )
+        files = _files(args)
         if args.largest is not None:
             largest = _largest(args)
             estimate, ended = largest.estimate, ""
@@ -116,12 +128,11 @@ def main(args: argparse.Namespace) -> int:
             estimate = recording.answer()
             if args.advise:
                 advice, failed = _advice(args, recording)
+        saved = _save(files, estimate, args.force) if files is not None else ""
     except StallocError as error:
-        message = printable(" ".join(str(error).split()))
-        print(f"stalloc fits: no answer: {message}", file=sys.stderr)
-        if args.json:
-            print_json({"verdict": None, "reason": message})
-        return UNANSWERED
+        return _unanswered(args, str(error))
+    except OSError as error:
+        return _unanswered(args, f"{error.filename}: {error.strerror or error}")
     allocator = _ALLOCATORS[args.allocator]
     needs = {need.allocator: need for need in estimate.needs}
     if allocator not in needs:
@@ -159,7 +170,44 @@ def main(args: argparse.Namespace) -> int:
                     f"said {size(largest.predicted)}: perhaps the script has fewer data than one "
                     "such batch."
                 )
+        if saved:
+            print_text(saved)
     return FITS if verdict == "fits" else DOES_NOT_FIT
+
+
+def _unanswered(args: argparse.Namespace, reason: str) -> int:
+    message = printable(" ".join(reason.split()))
+    print(f"stalloc fits: no answer: {message}", file=sys.stderr)
+    if args.json:
+        print_json({"verdict": None, "reason": message})
+    return UNANSWERED
+
+
+def _files(args: argparse.Namespace) -> RankFiles | None:
+    """The files to write; None: none."""
+    if args.profile is None:
+        return None
+    from stalloc.ranks import RankFiles  # which imports torch
+
+    if args.largest is not None:
+        raise StallocError(
+            "--profile goes without --largest: run it again with the value that was found"
+        )
+    make_folder(args.profile)
+    files = RankFiles(args.profile, args.rank)
+    if not args.force:
+        check_new(files.trace)
+        check_new(files.plan)
+    return files
+
+
+def _save(files: RankFiles, estimate: Estimate, replace: bool) -> str:
+    """Writes the recording and its plan. Returns the line to print."""
+    if estimate.plan is None:
+        return "Nothing was written: no complete iteration to plan was seen."
+    estimate.trace.save(files.trace, overwrite=replace)
+    estimate.plan.save(files.plan, overwrite=replace)
+    return f"The run's plan: stalloc run --plan {files.folder}"
 
 
 def _values(text: str) -> tuple[str, tuple[int, ...]]:

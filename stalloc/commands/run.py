@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from stalloc.plans import Plan
     from stalloc.profiling import Profile
     from stalloc.ranks import RankFiles
+    from stalloc.session import Session
 
 PROFILED_ITERATIONS = 5
 
@@ -83,6 +84,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--plan serves it if its plan is in DIR",
     )
     parser.add_argument(
+        "--corrected",
+        metavar="DIR",
+        type=Path,
+        help="with --plan: write the plan of the first iterations to DIR, for the next run, if the "
+        "one given was made without this device, as by stalloc fits --profile",
+    )
+    parser.add_argument(
         "--strict",
         action="store_true",
         help="fail if the plan does not fit the script, instead of running it unplanned",
@@ -115,6 +123,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Refuses, as wrong usage, options that do not go together."""
+    if args.corrected is not None and not args.plan:
+        args.parser.error("--corrected needs --plan: a plan to correct")
     if args.profile:
         return
     if args.device == "meta":
@@ -349,13 +359,23 @@ def _planned(args: argparse.Namespace) -> int:
     use_own_device(None if device == "meta" else device)
     process = os.getpid()
     pinned = read_plan(pinned_file) if pinned_file.exists() else None
+    files = None
+    if args.corrected is not None:
+        make_folder(args.corrected)
+        files = RankFiles(args.corrected)
+        if not args.force:
+            check_new(files.plan)
     with stalloc.enable(plan, strict=args.strict, startup=True, pinned=pinned) as session:
         code = _run(args)
         stats = stalloc.memory_stats()
     if os.getpid() != process:
         return code  # a child that the script forked: its parent will tell
+    corrected = _save_correction(args, files, session)
     if args.json:
-        print_json({"mode": "plan", "refusal": session.refusal, **stats})
+        found = session.correction
+        correction = found.to_json() if found is not None else None
+        answer = {"mode": "plan", "refusal": session.refusal, "correction": correction}
+        print_json({**answer, **stats})
     elif not stats["enabled"]:
         _say("the plan was not used" + (f": {session.refusal}" if session.refusal else ""))
     else:
@@ -370,12 +390,26 @@ def _planned(args: argparse.Namespace) -> int:
             f"a load of {_core.format_bytes(stats['run_peak_allocated'])}, efficiency "
             f"{stats['run_efficiency']:.4f}"
         )
+    if corrected and not args.json:
+        _say(corrected)
     if stats["enabled"] and plan.info.get("framework") and not session.followed:
         _say(
             f"{plan.info['framework']} reported the phases of the profile, and nothing reported "
             "them here: serve the plan with the same framework, or profile again"
         )
     return code
+
+
+def _save_correction(args: argparse.Namespace, files: RankFiles | None, session: Session) -> str:
+    """Writes the corrected plan if it is asked for. Returns the line to print."""
+    correction = session.correction
+    if correction is None:
+        return "no plan was corrected" if files is not None else ""
+    told = f"the plan was made without this device; {correction}"
+    if files is None:
+        return told
+    correction.plan.save(files.plan, overwrite=args.force)
+    return f"{told}: {files.plan}"
 
 
 def _automatic(args: argparse.Namespace) -> int:

@@ -1,0 +1,172 @@
+"""Corrects a plan that was made on the meta device by the requests of the device that trains.
+
+The plan serves the run from its first request. What only the device makes, such as workspaces and
+temporaries of other kernels, departs from it. So the first iterations are recorded while it serves,
+and planned again. The new plan goes into force between two iterations if it serves more.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from stalloc import _core
+from stalloc._adapters import Adapter
+from stalloc._hooks.signatures import input_signature, model_signature
+from stalloc.comparison import Change, compare, run_of
+from stalloc.errors import StallocError
+from stalloc.plans import Plan
+from stalloc.replaying import Served, serve
+from stalloc.trace import Trace
+
+RECORDED = 4
+"""Iterations: one that warms up, and three, which prove a law of their sizes."""
+
+_SEARCH = 0.5  # seconds that training waits for the plan, at most
+_LEAST = 0.01  # share of the planned requests, or of the memory, that is worth an exchange
+_SAME = ("dynamic", "early_ends", "ends", "other_models", "shared", "framework")
+"""The entries of info that are facts about the program, not about the device."""
+
+
+class Correction:
+    """The result of correcting a plan.
+
+    Attributes:
+        before: The plan that served the first iterations.
+        plan: The plan of what they requested.
+        changes: The differences of its requests to those of `before`, by phase and size, the
+            largest first. `more` are requests that only the device makes, `fewer` such that it does
+            not make.
+        served_before: How `before` serves the recorded iterations.
+        served: How `plan` does.
+        exchanged: True if `plan` went into force.
+    """
+
+    def __init__(self, before: Plan, trace: Trace, startup: bool) -> None:
+        self.before = before
+        self.plan = _planned(trace, before)
+        self.changes: Sequence[Change] = compare(run_of(before), run_of(self.plan)).changes
+        self.served_before: Served = serve(trace, before, startup=startup)
+        self.served: Served = serve(trace, self.plan, startup=startup)
+        self.exchanged = False
+
+    @property
+    def saves(self) -> bool:
+        """True if the new plan is worth an exchange: it serves more, or needs less memory."""
+        before, now = self.served_before, self.served
+        if now.bytes <= (1 - _LEAST) * before.bytes:
+            return True
+        return now.hits >= before.hits + _LEAST and now.bytes <= (1 + _LEAST) * before.bytes
+
+    def to_json(self) -> dict[str, object]:
+        """Figures and differences for `stalloc run --json`."""
+        return {
+            "exchanged": self.exchanged,
+            "pool_before": self.before.pool,
+            "pool": self.plan.pool,
+            "hits_before": self.served_before.hits,
+            "hits": self.served.hits,
+            "changes": [asdict(change) for change in self.changes],
+        }
+
+    def __str__(self) -> str:
+        told = [
+            f"{sum(change.requests for change in changes):,} {words} ({_bytes(changes)})"
+            for what, words in (
+                ("more", "that only this device makes"),
+                ("fewer", "that it does not make"),
+                ("resized", "of another size"),
+            )
+            if (changes := [change for change in self.changes if change.what == what])
+        ]
+        pools = " instead of ".join(
+            _core.format_bytes(plan.pool) for plan in (self.plan, self.before)
+        )
+        return (
+            f"requests of an iteration: {', '.join(told) or 'the same'}; "
+            f"{self.served.hits:.2%} as planned instead of {self.served_before.hits:.2%}, "
+            f"pool {pools}"
+        )
+
+
+class Corrector:
+    """Records from now on, until enough iterations have passed.
+
+    Args:
+        adapter: The device.
+        plan: The plan that serves them.
+        startup: It serves them from the start of the run.
+    """
+
+    def __init__(self, adapter: Adapter, plan: Plan, startup: bool) -> None:
+        self._adapter = adapter
+        self._startup = startup
+        self._plan = plan
+        self._inputs: set[str] = set()
+        self._model = ""
+        adapter.record_exactly(False)
+        adapter.runtime.start_recording(keep_layers=True)
+        self._is_on = True
+
+    def note(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Notes a training forward."""
+        self._inputs.add(input_signature(args, kwargs))
+        self._model = self._model or model_signature(module)
+
+    @property
+    def complete(self) -> bool:
+        """True if all iterations are recorded."""
+        return self._is_on and self._adapter.runtime.recorded_iterations >= RECORDED
+
+    def finish(self) -> Correction:
+        """Ends the recording, and plans it.
+
+        Raises:
+            StallocError: No plan can be made of it.
+        """
+        trace = self._end()
+        if len(trace.requests) == 0:
+            raise StallocError("nothing was recorded")
+        info = {key: self._plan.info[key] for key in _SAME if key in self._plan.info}
+        trace.info = (
+            trace.info
+            | info
+            | {
+                "device": self._adapter.name.split(":")[0],
+                "torch": torch.__version__,
+                "python": ".".join(map(str, sys.version_info[:3])),
+                "model": self._model or self._plan.info.get("model", ""),
+                "inputs": json.dumps(sorted(self._inputs)),
+            }
+        )
+        return Correction(self._plan, trace, self._startup)
+
+    def stop(self) -> None:
+        """Ends the recording. May be repeated."""
+        if self._is_on:
+            self._end()
+
+    def _end(self) -> Trace:
+        self._is_on = False
+        return Trace(self._adapter.runtime.finish_recording())
+
+
+def _planned(trace: Trace, before: Plan) -> Plan:
+    """Plans the recording for at least the extents that the plan before is for."""
+    plan = trace.plan(time_limit=_SEARCH)
+    largest = plan.extents
+    wider = {
+        name: value
+        for name, value in before.extents.items()
+        if name in largest and value > largest[name]
+    }
+    return plan.resized(wider, time_limit=_SEARCH) if wider else plan
+
+
+def _bytes(changes: Sequence[Change]) -> str:
+    return _core.format_bytes(sum(abs(change.bytes) for change in changes))
