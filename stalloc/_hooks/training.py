@@ -366,6 +366,15 @@ class TrainingHooks:
             self._discovery.remove()
             self._discovery = None
 
+    def _root_is_gone(self, root: weakref.ref[nn.Module]) -> None:
+        """Called where the last reference to a root goes, on any thread.
+
+        The next model's first call is its forward already, as where each client of federated
+        learning trains a copy.
+        """
+        if root is self._root and self._drives():
+            self._discover_again_if_gone()
+
     def _discover_again_if_gone(self) -> None:
         if self._root is not None and self.root is None and self._finds_root:
             self._root = None
@@ -394,7 +403,7 @@ class TrainingHooks:
             return
         self._end_discovery()
         self._unwatch()
-        self._root = weakref.ref(module)
+        self._root = weakref.ref(module, self._root_is_gone)
         self._watch(module)
         # The hooks just made miss this call's beginning.
         self._root_called(module, args, frames.kwargs_of_module_call())

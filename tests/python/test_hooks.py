@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 
@@ -717,6 +718,35 @@ def test_another_root_is_found_once_the_first_is_gone(sink: RecordingSink) -> No
         assert training.root is None
         train_step(second := Net(), torch.optim.SGD(second.parameters()))
         assert training.root is second
+
+
+def test_a_copy_that_replaces_the_root_is_found_at_its_first_forward(sink: RecordingSink) -> None:
+    server = Net()
+    one = f"forward 0 backward 0 other {STEP}"
+    with TrainingHooks(sink) as training:
+        for number in range(4):
+            client = copy.deepcopy(server)  # the one before goes here
+            train_step(client, torch.optim.SGD(client.parameters()))
+            assert sink.take() == (f"{NEXT} {one}" if number else f"other {one}")
+            assert training.root is client
+
+
+def test_a_root_may_go_in_a_backward_pass_or_on_another_thread(sink: RecordingSink) -> None:
+    with TrainingHooks(sink) as training:
+        held = [Net()]
+        loss = held[0](X).sum()
+        loss.register_hook(lambda _: held.clear())
+        loss.backward()
+        train_step(second := Net(), torch.optim.SGD(second.parameters()))
+        assert training.root is second
+        held.append(second)
+        del second
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        thread.join()
+        for _ in range(2):
+            train_step(third := Net(), torch.optim.SGD(third.parameters()))
+        assert training.root is third
 
 
 def test_a_root_that_no_longer_trains_gives_way(sink: RecordingSink) -> None:
