@@ -167,6 +167,7 @@ class _Active(Session):
         if problem is not None:
             self.give_up(problem)
         elif model is not None:
+            self._model = model
             self._hooks.follow(model)
 
     def trust(self, *, makes_states: bool = False) -> None:
