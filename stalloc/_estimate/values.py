@@ -25,6 +25,10 @@ _MOST_KNOWN = 8192
 """Elements of a tensor whose values are kept."""
 
 
+class Enough(BaseException):
+    """Ends a script once its iterations are recorded. No `except Exception` stops it."""
+
+
 class Unanswerable(StallocError):
     """The script asks for something that nothing can be said about without computing."""
 
