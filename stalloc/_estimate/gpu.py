@@ -46,6 +46,7 @@ _ATEN: Any = torch.ops.aten
 _torch: Any = torch  # for the parts that have no types
 _HOST = torch.device("cpu")
 _META = torch.device("meta")
+_PLAIN = (Tensor, torch.nn.Parameter)
 NO_GPU = (
     "it put nothing on a GPU: it trains on the CPU, or ended before it began; give it the option "
     "that makes it use one"
@@ -104,7 +105,7 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.prim.device.default:
             hidden = self.fake.in_kernel_invocation or engine_asks(sys._getframe(1))
             return _META if hidden else getattr(args[0], "fake_device", _own_gpu)
-        if any(kind is not Tensor and not issubclass(kind, FakeTensor) for kind in types):
+        if any(not issubclass(kind, FakeTensor) and kind not in _PLAIN for kind in types):
             return NotImplemented  # a wrapper, such as DTensor: what it holds comes here again
         if func.namespace == "c10d":
             collective = collectives.answer(func, args)

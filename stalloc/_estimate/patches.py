@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -153,12 +154,13 @@ def _functions(patches: Patches, card: Card, devices: int) -> None:
         "can_device_access_peer": False,
         "is_current_stream_capturing": False,
         "mem_get_info": (card.memory, card.memory),
-        "memory_stats": {},
+        "memory_stats": defaultdict(int),
         "memory_summary": "",
         "memory_snapshot": [],
         "initial_seed": 0,
         "utilization": 0,
         "get_allocator_backend": "native",
+        "graph_pool_handle": (0, 0),
     }
     counts = (
         "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
@@ -201,6 +203,7 @@ def _functions(patches: Patches, card: Card, devices: int) -> None:
         "memory_reserved": 0,
         "max_memory_reserved": 0,
         "reset_peak_memory_stats": None,
+        "memory_stats": defaultdict(int),
     }.items():
         if hasattr(accelerator, name):
             _answer(patches, accelerator, name, value)

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -171,9 +172,13 @@ def _groups(patches: Patches, world: World | None) -> None:
         "new_group": added,
         "is_nccl_available": lambda: True,
         "monitored_barrier": lambda *_, **__: None,
+        "_set_pg_timeout": lambda *_, **__: None,
         "recv": _receiving(c10d.recv),
     }
     originals = {name: getattr(c10d, name) for name in functions}
+    for module in (c10d, dist):
+        if not hasattr(module, "ProcessGroupNCCL"):
+            patches.replace(module, "ProcessGroupNCCL", _Nccl)
     for name in ("TCPStore", "FileStore"):
         patches.replace(dist, name, lambda *_, **__: store)
     _objects(patches, c10d)
@@ -188,6 +193,16 @@ def _groups(patches: Patches, world: World | None) -> None:
         patches.replace(torch.version, "cuda", _CUDA)
     # FSDP and device meshes ask torch for the process's accelerator.
     patches.replace(torch._C, "_get_accelerator", lambda *_: torch.device("cuda"))
+
+
+class _Nccl:
+    """The class of NCCL's groups, for builds without NCCL. No group is one; scripts set options."""
+
+    class Options(SimpleNamespace):
+        """Options that nobody reads."""
+
+        def __init__(self, *_: object, **options: object) -> None:
+            super().__init__(config=SimpleNamespace(), **options)
 
 
 def _receiving(receive: Any) -> Any:
