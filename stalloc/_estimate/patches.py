@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from stalloc._estimate import operators, saving, streams
+from stalloc._estimate import flexible, operators, saving, streams
 from stalloc._estimate import world as processes
 from stalloc._estimate.cards import Card
 from stalloc._estimate.gpu import PretendedGpu, choose_own_gpu, own_gpu
@@ -75,6 +75,7 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
         _optimizers(patches)
         _data(patches)
         _programs(patches, gpu)
+        flexible.patch(patches)
         processes.patch(patches, gpu.values, world)
         # Some versions of torch open the GPU for the first of these tensors.
         patches.replace(fake_tensor, "init_gpu_context", lambda _: None)

@@ -70,11 +70,17 @@ class World:
             "RANK": self.rank,
             "LOCAL_RANK": self.local_rank,
             "GROUP_RANK": self.rank // self.local_size,
+            "GROUP_WORLD_SIZE": -(-self.size // self.local_size),
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": self.size,
+            "ROLE_NAME": "default",
             "WORLD_SIZE": self.size,
             "LOCAL_WORLD_SIZE": self.local_size,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": 29500,
             "TORCHELASTIC_RUN_ID": "stalloc",
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
         }
         return {name: str(value) for name, value in values.items()}
 

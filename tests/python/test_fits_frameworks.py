@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import os
 from typing import Any
 
 import pytest
@@ -80,6 +81,47 @@ def test_groups_of_nccl_have_options_and_timeouts() -> None:
         _distributed.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=9), group)
 
     assert training(begin, world=4).iterations == 3
+
+
+@isolated
+def test_a_rank_finds_what_a_launcher_sets() -> None:
+    seen: dict[str, str] = {}
+    names = ["GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"]
+
+    def begin() -> None:
+        seen.update({name: os.environ[name] for name in names})
+
+    training(begin, world=16)
+    assert list(seen.values()) == ["2", "0", "16", "0"]
+
+
+@isolated
+def test_flexible_attention_keeps_what_its_kernels_do() -> None:
+    from torch.nn.attention import flex_attention as attention
+
+    module: Any = attention
+    batch, heads, length, width = 2, 4, 256, 32
+
+    def build(count: int) -> Any:
+        weight = nn.Parameter(torch.zeros(width, device="cuda"))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        mask = module.create_block_mask(
+            lambda b, h, q, k: q >= k, None, None, length, length, device="cuda"
+        )
+
+        def step() -> None:
+            x = torch.zeros(batch, heads, length, width, device="cuda") * weight
+            for _ in range(count):
+                x = module.flex_attention(x, x, x, block_mask=mask)
+            x.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    few, many = (stalloc.estimate(lambda n=n: build(n), plan=False).load for n in (4, 8))
+    rows = batch * heads * length
+    assert many - few == 4 * (rows * width * 4 + rows * 4)
 
 
 @isolated
