@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ _checkpoint: Any = checkpoint
 _distributed: Any = dist
 _fsdp: Any = FullyShardedDataParallel
 WIDTH = 256
+NOWHERE = Path(tempfile.gettempdir(), f"stalloc-{os.getpid()}")
 
 
 class Block(nn.Module):
@@ -76,15 +79,15 @@ def training(make: Callable[[], Any], end: Callable[[Any, Any], None] | None = N
 
 def saved(model: Any, optimizer: Any) -> None:
     weights, states = get_state_dict(model, optimizer)
-    _checkpoint.save({"weights": weights, "states": states}, checkpoint_id="nowhere")
-    pending = _checkpoint.async_save({"weights": weights}, checkpoint_id="nowhere")
+    _checkpoint.save({"weights": weights, "states": states}, checkpoint_id=NOWHERE)
+    pending = _checkpoint.async_save({"weights": weights}, checkpoint_id=NOWHERE)
     pending.result()
 
 
 @isolated
 def test_distributed_checkpoints_are_not_written() -> None:
     estimate = training(sharded, saved)
-    assert not Path("nowhere").exists()
+    assert not NOWHERE.exists()
     assert estimate.load == training(sharded).load
     written = {guess.read for guess in estimate.guesses if guess.value == "nothing is written"}
     assert written == {"torch's save", "torch's async_save"}
@@ -101,10 +104,10 @@ def test_whole_states_of_flat_shards_are_gathered(original: bool) -> None:
             weights = model.state_dict()
             states = _fsdp.optim_state_dict(model, optimizer)
         seen.append(weights["0.inner.weight"])
-        torch.save((weights, states), "nowhere")
+        torch.save((weights, states), NOWHERE)
 
     estimate = training(lambda: flat(use_orig_params=original), whole)
-    assert not Path("nowhere").exists()
+    assert not NOWHERE.exists()
     assert {(weight.shape, weight.device.type) for weight in seen} == {((4 * WIDTH, WIDTH), "cpu")}
     assert estimate.load >= training(lambda: flat(use_orig_params=original)).load
 
@@ -131,8 +134,6 @@ def save_checkpoint(path):
 
 @isolated
 def test_a_framework_that_is_imported_later_saves_nothing() -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "megatron", "training")
         package.mkdir(parents=True)
