@@ -43,6 +43,10 @@ class Profile:
 
     Made by `profile`; a context manager. Record at least two complete iterations, better three: the
     first one warms up (it allocates the optimizer's states), and stalloc compares the others.
+
+    Attributes:
+        patience: Iterations that have ended by a guess and do not suffice yet, as long as there is
+            no optimizer: backward passes that come before training end such ones, too.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Profile:
             on_slower=self._join_cycle,
         )
         self._iterations = iterations
+        self.patience = 0
         self._ends_are_guessed = True
         self._awaits_step = False  # there is an optimizer, which may accumulate gradients
         self._has_slower = False
@@ -315,7 +320,7 @@ class Profile:
             return False
         if self._hooks.guesses_ends:
             self._awaits_step = self._awaits_step or optimizers.any_exists()
-            return not self._awaits_step
+            return not self._awaits_step and recorded >= self.patience
         return not self._awaits_slower(recorded)
 
     def _awaits_slower(self, recorded: int) -> bool:

@@ -13,8 +13,8 @@ meta device, for which stalloc records what a GPU's kernel requests (`stalloc._m
 The autograd engine gets the meta device when it asks where a tensor is, since it would look for
 streams of a GPU otherwise.
 
-Parameters of modules on the host have no memory either, and no values. Everything that reads a
-value goes to `stalloc._estimate.values`.
+Parameters of modules on the host have no memory either, and no values. Some operators have answers
+of their own (`stalloc._estimate.operators`); those that read a value go to `values`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from torch.utils.flop_counter import flop_registry
 
 from stalloc import _core
 from stalloc._estimate import choices, collectives
-from stalloc._estimate.values import Unanswerable, Values, keep_values, script_line
+from stalloc._estimate.values import Unanswerable, Values, script_line
 from stalloc._meta_kernels import unrecorded
 
 _ATEN: Any = torch.ops.aten
 _torch: Any = torch  # for the parts that have no types
 _HOST = torch.device("cpu")
 _META = torch.device("meta")
+_PLAIN = (Tensor, torch.nn.Parameter)
 NO_GPU = (
     "it put nothing on a GPU: it trains on the CPU, or ended before it began; give it the option "
     "that makes it use one"
@@ -54,15 +55,10 @@ NO_GPU = (
 WORKSPACE_LAYER = "cuBLAS workspace"
 """The layer that requests workspaces in the trace."""
 
-_MOST_COPIED = 64 << 20
+MOST_COPIED = 64 << 20
 """Bytes of a tensor that the script copies to the host and gets as a real one."""
 
 _own_gpu = torch.device("cuda:0")
-
-# References to a gradient of the engine during a dispatch: its tensor and the storage object that
-# counts; the engine's, and those of the arguments on their way here.
-_UNSHARED_STORAGE = 2
-_UNSHARED_TENSOR = 5
 
 
 class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -107,9 +103,9 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._foreign:
             return func(*args, **kwargs)
         if func is torch.ops.prim.device.default:
-            hidden = self.fake.in_kernel_invocation or _engine_asks(sys._getframe(1))
+            hidden = self.fake.in_kernel_invocation or engine_asks(sys._getframe(1))
             return _META if hidden else getattr(args[0], "fake_device", _own_gpu)
-        if any(not issubclass(kind, FakeTensor) for kind in types):
+        if any(not issubclass(kind, FakeTensor) and kind not in _PLAIN for kind in types):
             return NotImplemented  # a wrapper, such as DTensor: what it holds comes here again
         if func.namespace == "c10d":
             collective = collectives.answer(func, args)
@@ -146,7 +142,7 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device = kwargs.get("device")
         leaves = pytree.arg_tree_leaves(*args, **kwargs)
         if device is None:
-            device = self._common_device(func, leaves)
+            device = self.common_device(func, leaves)
         elif device.type != "cpu":
             device = _own_gpu
         if "device" in kwargs and kwargs["device"] is not None:
@@ -206,7 +202,8 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "computing it: the operator has no kernel for the meta device"
             ) from error
 
-    def _common_device(self, func: Any, leaves: list[Any]) -> torch.device:
+    def common_device(self, func: Any, leaves: list[Any]) -> torch.device:
+        """The GPU if any argument is on it, else the host."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         places = {x.device.type for x in tensors if x.dim() > 0}
         if "cuda" in places and "cpu" in places and func not in _MIXED:
@@ -242,7 +239,7 @@ def _is_large(shape: Any, device: torch.device | None) -> bool:
     """True for a new tensor of the host that is better without memory: it has no values yet."""
     if device is not None and device.type != "cpu":
         return False
-    return all(type(n) is int for n in shape) and math.prod(shape) >= _MOST_COPIED
+    return all(type(n) is int for n in shape) and math.prod(shape) >= MOST_COPIED
 
 
 def _is_meta(device: torch.device | None) -> bool:
@@ -253,7 +250,7 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _engine_asks(frame: FrameType | None) -> bool:
+def engine_asks(frame: FrameType | None) -> bool:
     """True if the autograd engine itself asks for a tensor's device: no Python code runs inside it.
 
     It would look for the GPU's streams, for which a torch without a GPU has nothing. Python code
@@ -291,193 +288,12 @@ _MIXED = {
 }
 
 
-def _answers(*operators: Any) -> Callable[[Answer], Answer]:
+def answers(*operators: Any) -> Callable[[Answer], Answer]:
+    """Registers a function that answers operators, or leaves them by `NotImplemented`."""
+
     def register(answer: Answer) -> Answer:
         for operator in operators:
             _ANSWERS[operator] = answer
         return answer
 
     return register
-
-
-# The first two come from below autograd, as from DTensor; elsewhere they are the third one.
-@_answers(_ATEN.is_nonzero.default, _ATEN.item.default, _ATEN._local_scalar_dense.default)
-def _read(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    number = gpu.values.number(args[0])
-    return bool(number) if func is _ATEN.is_nonzero.default else number
-
-
-@_answers(_ATEN.equal.default)
-def _compare(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    gpu.values.note("torch.equal", True)
-    return True
-
-
-@_answers(_ATEN._to_copy.default)
-def _move(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, device = args[0], kwargs.get("device")
-    if not isinstance(tensor, FakeTensor):
-        result = gpu.run(func, args, kwargs)
-        keep_values(result, tensor)
-        return result
-    if device is None or device.type != "cpu" or tensor.fake_device.type != "cuda":
-        return NotImplemented
-    if tensor.numel() * tensor.element_size() > _MOST_COPIED:
-        return NotImplemented  # a tensor on the host without memory
-    return gpu.values.copy(tensor, kwargs.get("dtype"))
-
-
-@_answers(_ATEN.copy_.default)
-def _fill(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    target, source = args[:2]
-    if isinstance(target, FakeTensor):
-        result = gpu.run(func, args, kwargs)
-        if not isinstance(source, FakeTensor) and target.shape == source.shape:
-            keep_values(target, source, written=True)
-        return result
-    return target.copy_(gpu.values.copy(source).expand_as(target))
-
-
-@_answers(_ATEN.convolution.default)
-def _convolve(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A convolution of a GPU keeps the channels last if its input or its weight has them last."""
-    tensors = [x for x in args[:2] if isinstance(x, Tensor)]
-    layout = next((layout for layout in map(_channels_last, tensors) if layout), None)
-    if layout is None or gpu._common_device(func, list(tensors)).type != "cuda":
-        return NotImplemented
-    with unrecorded():
-        shape = gpu.run(func, args, kwargs).shape
-    keywords = {"dtype": args[0].dtype, "device": _own_gpu, "memory_format": layout}
-    return gpu.run(_ATEN.empty.memory_format, (list(shape),), keywords)
-
-
-def _channels_last(tensor: Tensor) -> torch.memory_format | None:
-    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
-    layout = layouts.get(tensor.dim())
-    if layout is None or tensor.is_contiguous():
-        return None
-    return layout if tensor.is_contiguous(memory_format=layout) else None
-
-
-@_answers(_ATEN.add.Tensor)
-def _accumulate(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Adds two gradients of one tensor as autograd does on a GPU: in place, if nobody else has one.
-
-    For tensors of a class of their own it makes a new one instead.
-    """
-    if kwargs or torch.is_grad_enabled() or not _engine_asks(sys._getframe(2)):
-        return NotImplemented
-    if not all(isinstance(arg, FakeTensor) for arg in args) or args[0].shape != args[1].shape:
-        return NotImplemented
-    for mine, other in (args, args[::-1]):
-        if mine.dtype == other.dtype and _is_unshared(mine):
-            return gpu.run(_ATEN.add_.Tensor, (mine, other), {})
-    return NotImplemented
-
-
-def _is_unshared(tensor: FakeTensor) -> bool:
-    """True for a gradient that the autograd engine alone holds."""
-    uses = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    holders: int = tensor._use_count()  # type: ignore[attr-defined]
-    return uses == _UNSHARED_STORAGE and holders <= _UNSHARED_TENSOR and _is_dense(tensor)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """True if the elements fill a range of memory, each its own place."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1:
-            if stride != expected:
-                return False
-            expected *= length
-    return True
-
-
-@_answers(_ATEN.split_with_sizes_copy.out, _ATEN._chunk_cat.out)
-def _write(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A GPU has a kernel that writes to `out`; the meta device makes the result, and copies it."""
-    with unrecorded():
-        return gpu.run(func, args, kwargs)
-
-
-@_answers(_ATEN.all.default, _ATEN.any.default)
-def _reduce(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    result = gpu.run(func, args, kwargs)
-    if getattr(args[0], "_stalloc_guess", False):
-        result._stalloc_guess = True
-    return result
-
-
-@_answers(_ATEN.nonzero.default)
-def _nonzero(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    mask = args[0]
-    count = choices.selected(mask)
-    gpu.values.note("the number of elements that a mask selects", count)
-    return gpu.run(
-        _ATEN.empty.memory_format,
-        ([count, mask.dim()],),
-        {"dtype": torch.int64, "device": mask.device},
-    )
-
-
-@_answers(_ATEN.masked_select.default)
-def _select(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, mask = args
-    count = 1
-    for length in _torch.broadcast_shapes(tensor.shape, mask.shape):
-        count *= length
-    gpu.values.note("the number of elements that a mask selects", count)
-    return gpu.run(
-        _ATEN.empty.memory_format, ([count],), {"dtype": tensor.dtype, "device": tensor.device}
-    )
-
-
-@_answers(_ATEN.index.Tensor)
-def _index(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, indices = args
-    masks = (torch.bool, torch.uint8)
-    if not any(index is not None and index.dtype in masks for index in indices):
-        return NotImplemented
-    numbers: list[Any] = []
-    for index in indices:
-        if index is None or index.dtype not in masks:
-            numbers.append(index)
-        elif isinstance(index, FakeTensor):
-            positions = _nonzero(gpu, func, (index,), {})
-            numbers += [
-                gpu.run(_ATEN.select.int, (positions, 1, dim), {}) for dim in range(index.dim())
-            ]
-        else:
-            numbers += list(index.nonzero(as_tuple=True))
-    return gpu.run(func, (tensor, numbers), kwargs)
-
-
-@_answers(_ATEN.bincount.default)
-def _count(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor = args[0]
-    bins = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-    bins = max(bins, choices.among(tensor) or 0)
-    if not bins:
-        return NotImplemented
-    gpu.values.note("the number of bins", bins)
-    dtype = torch.int64 if len(args) < 2 or args[1] is None else args[1].dtype
-    keywords = {"dtype": dtype, "device": tensor.device}
-    result = gpu.run(_ATEN.empty.memory_format, ([bins],), keywords)
-    choices.count(result, tensor.numel() // bins)
-    return result
-
-
-@_answers(_ATEN._unique2.default, _ATEN.unique_dim.default, _ATEN.unique_consecutive.default)
-def _unique(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor = args[0]
-    gpu.values.note("the number of different elements", tensor.numel())
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Any:
-        keywords = {"dtype": dtype, "device": tensor.device}
-        return gpu.run(_ATEN.empty.memory_format, (list(shape),), keywords)
-
-    return (
-        empty(tensor.numel(), dtype=tensor.dtype),
-        empty(*tensor.shape),
-        empty(tensor.numel()),
-    )

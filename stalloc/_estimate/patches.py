@@ -3,7 +3,7 @@
 A torch without CUDA refuses the first mention of a GPU in Python, before any operator runs. These
 functions answer as a machine with one GPU of the given card would; the operators are the business
 of `stalloc._estimate.gpu`. Data loaders read in this process, since there is nothing to overlap
-with. `torch.compile` is left out, and `torch.save` writes nothing.
+with. `torch.compile` is left out, and so is saving (`stalloc._estimate.saving`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from stalloc._estimate import streams
+from stalloc._estimate import flexible, operators, saving, streams
 from stalloc._estimate import world as processes
 from stalloc._estimate.cards import Card
 from stalloc._estimate.gpu import PretendedGpu, choose_own_gpu, own_gpu
@@ -56,6 +58,7 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
             f"torch {torch.__version__} is a CUDA build and finds no GPU, and its autograd looks "
             "for one; install torch's build for the CPU, or run this on a machine with any GPU"
         )
+    operators.register()
     patches = Patches()
     choose_own_gpu(0 if world is None else world.local_rank)
     only_lift = torch._C._only_lift_cpu_tensors()
@@ -72,7 +75,8 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
         _optimizers(patches)
         _data(patches)
         _programs(patches, gpu)
-        processes.patch(patches, world)
+        flexible.patch(patches)
+        processes.patch(patches, gpu.values, world)
         # Some versions of torch open the GPU for the first of these tensors.
         patches.replace(fake_tensor, "init_gpu_context", lambda _: None)
         # torch without CUDA knows only the attention that holds all scores.
@@ -83,7 +87,7 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
                 str(operator._schema.name), "CUDA"
             ):
                 library.impl(operator, _not_called, "CUDA")
-        with processes.environment(world), _Indices(), gpu:
+        with saving.left_out(patches, gpu.values), processes.environment(world), _Indices(), gpu:
             yield
     finally:
         processes.end()
@@ -151,12 +155,13 @@ def _functions(patches: Patches, card: Card, devices: int) -> None:
         "can_device_access_peer": False,
         "is_current_stream_capturing": False,
         "mem_get_info": (card.memory, card.memory),
-        "memory_stats": {},
+        "memory_stats": defaultdict(int),
         "memory_summary": "",
         "memory_snapshot": [],
         "initial_seed": 0,
         "utilization": 0,
         "get_allocator_backend": "native",
+        "graph_pool_handle": (0, 0),
     }
     counts = (
         "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
@@ -199,6 +204,7 @@ def _functions(patches: Patches, card: Card, devices: int) -> None:
         "memory_reserved": 0,
         "max_memory_reserved": 0,
         "reset_peak_memory_stats": None,
+        "memory_stats": defaultdict(int),
     }.items():
         if hasattr(accelerator, name):
             _answer(patches, accelerator, name, value)
@@ -224,7 +230,7 @@ def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
     patches.replace(Tensor, "pin_memory", lambda tensor, *_: tensor)
     patches.replace(Tensor, "is_pinned", lambda tensor, *_: False)
     patches.replace(Tensor, "record_stream", lambda tensor, stream: None)
-    patches.replace(FakeTensor, "data", property(_TENSORS_DATA.__get__, _set_data))
+    patches.replace(FakeTensor, "data", property(_TENSORS_DATA.__get__, partial(_set_data, gpu)))
     patches.replace(_torch.UntypedStorage, "resize_", _resized)
     # One for each storage: programs tell tensors apart by them.
     patches.replace(FakeTensor, "data_ptr", _address)
@@ -283,6 +289,18 @@ def _modules(patches: Patches, gpu: PretendedGpu) -> None:
         return make(cls, data, requires_grad)
 
     patches.replace(nn.Parameter, "__new__", staticmethod(without_memory))
+    swap = _torch.utils.swap_tensors
+
+    def swapped(one: Any, other: Any) -> None:
+        """A module that moves swaps its parameters, which fails for those that others refer to."""
+        try:
+            swap(one, other)
+        except RuntimeError:
+            if not (isinstance(one, FakeTensor) and isinstance(other, FakeTensor)):
+                raise
+            one.data = other
+
+    patches.replace(torch.utils, "swap_tensors", swapped)
 
     def on_one_gpu(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.to(own_gpu()), (args, kwargs))
@@ -330,12 +348,8 @@ def _programs(patches: Patches, gpu: PretendedGpu) -> None:
         gpu.values.note("torch.compile", "the model as it is, not compiled")
         return model if model is not None else lambda function: function
 
-    def saved(*_: Any, **__: Any) -> None:
-        gpu.values.note("torch.save", "nothing is written")
-
     patches.replace(torch, "compile", compiled)
     patches.replace(nn.Module, "compile", lambda module, *_, **__: compiled())
-    patches.replace(torch, "save", saved)
 
 
 def _indexed(device: Any) -> Any:
@@ -367,10 +381,11 @@ def _with_index(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "device": _indexed(kwargs["device"])}
 
 
-def _set_data(tensor: Any, data: Tensor) -> None:
+def _set_data(gpu: PretendedGpu, tensor: Any, data: Tensor) -> None:
+    if not isinstance(data, FakeTensor):  # a copy on the host, such as of offloaded parameters
+        data = gpu.shape_of(data)
     _TENSORS_DATA.__set__(tensor, data)
-    if isinstance(data, FakeTensor):
-        tensor.fake_device = data.fake_device
+    tensor.fake_device = data.fake_device
 
 
 _resize_storage = _torch.UntypedStorage.resize_

@@ -21,7 +21,8 @@ from stalloc._estimate.gpu import NO_GPU, PretendedGpu
 from stalloc._estimate.largest import Largest, find
 from stalloc._estimate.means import Activations
 from stalloc._estimate.patches import pretended
-from stalloc._estimate.values import Unanswerable, Values
+from stalloc._estimate.pipelines import AsksFirstStage
+from stalloc._estimate.values import Enough, Unanswerable, Values
 from stalloc._estimate.world import World, world_of
 from stalloc.errors import StallocError
 from stalloc.trace import Trace
@@ -29,11 +30,10 @@ from stalloc.trace import Trace
 ITERATIONS = 3
 """A warm-up, in which the optimizer makes its states, and two to compare."""
 
+_MOST_BACKWARDS = 16
+"""Backward passes before there is any optimizer that may belong to what comes before training."""
+
 _UNKNOWN = Card("GPU", 80 << 30, (8, 0), 108)
-
-
-class Enough(BaseException):
-    """Ends a script once its iterations are recorded. No `except Exception` stops it."""
 
 
 class Recording:
@@ -60,6 +60,7 @@ class Recording:
         self._world = world
         self.values = Values()
         self.profile = profiling.profile(device="meta", iterations=iterations)
+        self.profile.patience = _MOST_BACKWARDS
         self.gpu = PretendedGpu(
             self.values, self._watch, extras.cublas_workspace(self._like.capability)
         )
@@ -301,7 +302,15 @@ def _made(
         raise StallocError(
             f"iterations={iterations}: at least 2 are needed; the first one only warms up"
         )
-    recording = Recording(card, iterations, world, activations)
+    try:
+        return _run(function, Recording(card, iterations, world, activations), iterations)
+    except AsksFirstStage:
+        assert world is not None
+        _run(function, Recording(card, iterations, world.first_stage, activations), iterations)
+    return _run(function, Recording(card, iterations, world, activations), iterations)
+
+
+def _run(function: Callable[[], Any], recording: Recording, iterations: int) -> Recording:
     with recording.running():
         step = function()
         made = 0

@@ -7,6 +7,7 @@ import sys
 import traceback
 from types import TracebackType
 
+from stalloc._estimate.pipelines import AsksFirstStage
 from stalloc._estimate.recording import Recording
 from stalloc._estimate.values import Unanswerable, line_of
 from stalloc._script import main_restored, run_as_main
@@ -41,6 +42,8 @@ def run_script(recording: Recording, script: str, *, module: bool) -> str:
             text = f"with exit code {end.code}" if isinstance(end.code, int) else f": {end.code}"
             where = _where(end.__traceback__)
             problem = f"{where}: the script ended {text}" if where else f"the script ended {text}"
+    except AsksFirstStage:
+        raise
     except Unanswerable as error:
         problem = str(error)
     except StallocError as error:

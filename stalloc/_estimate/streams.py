@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from stalloc._estimate.gpu import own_gpu
+from stalloc._estimate.values import Unanswerable, script_line
 from stalloc._frameworks.patches import Patches
 from stalloc._torch_modules import torch_module
 
@@ -128,6 +129,30 @@ class Event:
         return 1.0
 
 
+class Graph:
+    """A CUDA graph: a program may capture one, but what it replays is not recorded."""
+
+    def replay(self) -> None:
+        """Ends the program.
+
+        Raises:
+            Unanswerable: Always.
+        """
+        raise Unanswerable(
+            f"{script_line()}: the script replays a CUDA graph, whose requests are made once in a "
+            "pool of its own; run it without graphs"
+        )
+
+    def pool(self) -> tuple[int, int]:
+        """The handle of its memory."""
+        return 0, 0
+
+    def _nothing(self, *_: object, **__: object) -> None:
+        """Nothing is captured."""
+
+    capture_begin = capture_end = instantiate = reset = enable_debug_mode = _nothing
+
+
 class Context:
     """A context manager of a device, or of a stream if it is given one."""
 
@@ -142,6 +167,13 @@ class Context:
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._stream.__exit__()
+
+
+class Capture(Context):
+    """A context manager in which a graph is captured: the work in it is done at once."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
 
 
 def current(*_: Any, **__: Any) -> Stream:
@@ -173,6 +205,8 @@ def patch(patches: Patches, cuda: Any, accelerator: Any) -> None:
     for name, value in {
         "Stream": Stream,
         "Event": Event,
+        "CUDAGraph": Graph,
+        "graph": Capture,
         "stream": Context,
         "StreamContext": Context,
         "device": Context,

@@ -1,6 +1,7 @@
 """Values that a script reads from tensors that have none, and the lines that read.
 
 Nothing is computed, so a value is a guess: 1 for a number, False for a condition (`isnan(loss)`).
+No gradient is infinite, whatever a framework reads to learn it.
 Each guess is listed with the line that asked, so that a wrong one can be seen. A small tensor that
 came from the host keeps its values until something writes to it.
 """
@@ -23,6 +24,10 @@ _OWN = Path(__file__).resolve().parents[1]
 _TORCH = Path(torch.__file__).resolve().parent
 _MOST_KNOWN = 8192
 """Elements of a tensor whose values are kept."""
+
+
+class Enough(BaseException):
+    """Ends a script once its iterations are recorded. No `except Exception` stops it."""
 
 
 class Unanswerable(StallocError):
@@ -72,6 +77,8 @@ class Values:
             value = bool(getattr(tensor, "_stalloc_guess", False))
         elif (scaled := _of_gradient_scaler()) is not None:
             return scaled  # its own way to skip steps: nothing that a script reads
+        elif _in_search_for_infinities():
+            value = 0.0 if tensor.is_floating_point() else 0
         elif (count := choices.each(tensor)) is not None:
             value = count
         else:
@@ -120,6 +127,20 @@ def _of_gradient_scaler() -> float | None:
             return 65536.0 if frame.f_code.co_name == "get_scale" else 0.0
         frame = frame.f_back
     return None
+
+
+def _in_search_for_infinities() -> bool:
+    """True if a framework reads whether gradients overflow, which would skip the step."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_CALLERS):
+        frame = None if frame is None else frame.f_back
+        if frame is not None and any(part in frame.f_code.co_name for part in _SEARCHES):
+            return True
+    return False
+
+
+_SEARCHES = ("overflow", "inf_or_nan", "check_for_nan", "found_inf")
+_CALLERS = 8
 
 
 def script_line() -> str:

@@ -2,7 +2,7 @@
 
 `init_process_group` makes torch's fake group, which communicates with nobody; the tensors that its
 collectives give are the business of `stalloc._estimate.collectives`. What a launcher would set is
-in the environment. `spawn` calls the function of one rank, in this process.
+in the environment. Functions that the script starts in processes are those of `launching`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from stalloc._estimate.values import Unanswerable, script_line
+from stalloc._estimate import launching, pipelines
+from stalloc._estimate.stores import Store
+from stalloc._estimate.values import Unanswerable, Values, script_line
 from stalloc._frameworks.patches import Patches
 from stalloc._torch_modules import torch_module
 from stalloc.errors import StallocError
@@ -38,10 +41,17 @@ class World:
     Attributes:
         size: The number of processes.
         rank: The rank of this one.
+        shapes: What stages of a pipeline know of each other.
     """
 
     size: int
     rank: int = 0
+    shapes: pipelines.Shapes = field(default_factory=pipelines.Shapes, compare=False)
+
+    @property
+    def first_stage(self) -> World:
+        """The rank of the first stage, until it has told the shapes that it sends."""
+        return World(self.size, 0, self.shapes)
 
     @property
     def local_size(self) -> int:
@@ -60,11 +70,17 @@ class World:
             "RANK": self.rank,
             "LOCAL_RANK": self.local_rank,
             "GROUP_RANK": self.rank // self.local_size,
+            "GROUP_WORLD_SIZE": -(-self.size // self.local_size),
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": self.size,
+            "ROLE_NAME": "default",
             "WORLD_SIZE": self.size,
             "LOCAL_WORLD_SIZE": self.local_size,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": 29500,
             "TORCHELASTIC_RUN_ID": "stalloc",
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
         }
         return {name: str(value) for name, value in values.items()}
 
@@ -98,21 +114,16 @@ def environment(world: World | None) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def patch(patches: Patches, world: World | None) -> None:
-    """Leads `torch.distributed` to the pretended processes, and `spawn`."""
+def patch(patches: Patches, values: Values, world: World | None) -> None:
+    """Leads `torch.distributed` to the pretended processes, and functions that are spawned."""
     if not _distributed.is_available():
         return
     _groups(patches, world)
     _data_parallel(patches)
     _sharded_tensors(patches)
-    size = 1 if world is None else world.size
-    rank = 0 if world is None else world.rank
-
-    def spawned(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
-        fn(rank % max(1, nprocs), *args)
-
-    if size > 1:
-        patches.replace(torch.multiprocessing, "spawn", spawned)
+    if world is not None and world.size > 1:
+        launching.patch(patches, world.rank)
+        pipelines.patch(patches, values, world.shapes)
 
 
 def end() -> None:
@@ -125,7 +136,8 @@ def _groups(patches: Patches, world: World | None) -> None:
     from torch.distributed import distributed_c10d as c10d
 
     begin, add = c10d.init_process_group, c10d.new_group
-    names: dict[str, str] = {}
+    names: dict[str | None, str] = {}
+    store = Store(1 if world is None else world.size)
 
     def begun(
         backend: Any = None,
@@ -136,7 +148,8 @@ def _groups(patches: Patches, world: World | None) -> None:
         *_: Any,
         **__: Any,
     ) -> None:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
+        # It registers the group that communicates with nobody.
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
         if world is not None:
             world_size, rank = world.size, world.rank
@@ -145,33 +158,72 @@ def _groups(patches: Patches, world: World | None) -> None:
                 f"{script_line()}: the script trains in several processes; tell their number with "
                 "--world N, or estimate(world=N)"
             )
-        names["default"] = str(backend or "nccl").lower()
-        begin("fake", rank=rank, world_size=world_size, store=FakeStore())
+        names[None] = str(backend or "nccl").lower()
+        begin("fake", rank=rank, world_size=world_size, store=store)
 
     def added(
         ranks: Any = None, timeout: Any = None, backend: Any = None, *_: Any, **kwargs: Any
     ) -> Any:
         kwargs = {name: kwargs[name] for name in ("group_desc",) if name in kwargs}
-        return add(ranks, **kwargs)
+        group = add(ranks, **kwargs)
+        if backend is not None and (name := getattr(group, "group_name", None)) is not None:
+            names[name] = str(backend).lower()
+        return group
+
+    def backend_of(group: Any = None, *_: Any, **__: Any) -> str:
+        return names.get(getattr(group, "group_name", None)) or names.get(None, "nccl")
 
     functions = {
         "init_process_group": begun,
         "new_group": added,
         "is_nccl_available": lambda: True,
+        "monitored_barrier": lambda *_, **__: None,
+        "_set_pg_timeout": lambda *_, **__: None,
+        "recv": _receiving(c10d.recv),
     }
     originals = {name: getattr(c10d, name) for name in functions}
+    for module in (c10d, dist):
+        if not hasattr(module, "ProcessGroupNCCL"):
+            patches.replace(module, "ProcessGroupNCCL", _Nccl)
+    for name in ("TCPStore", "FileStore"):
+        patches.replace(dist, name, lambda *_, **__: store)
     _objects(patches, c10d)
     for module in list(sys.modules.values()):  # many import them by name
         for name, function in functions.items():
             if vars(module).get(name) is originals[name]:
                 patches.replace(module, name, function)
     # Scripts ask for the name; torch itself asks the module it is in.
-    patches.replace(dist, "get_backend", lambda *_, **__: names.get("default", "nccl"))
+    patches.replace(dist, "get_backend", backend_of)
     patches.replace(torch.cuda.nccl, "version", lambda: _NCCL)
     if torch.version.cuda is None:
         patches.replace(torch.version, "cuda", _CUDA)
     # FSDP and device meshes ask torch for the process's accelerator.
     patches.replace(torch._C, "_get_accelerator", lambda *_: torch.device("cuda"))
+
+
+class _Nccl:
+    """The class of NCCL's groups, for builds without NCCL. No group is one; scripts set options."""
+
+    class Options(SimpleNamespace):
+        """Options that nobody reads."""
+
+        def __init__(self, *_: object, **options: object) -> None:
+            super().__init__(config=SimpleNamespace(), **options)
+
+
+def _receiving(receive: Any) -> Any:
+    """Receives from any rank, too: it is the one before."""
+
+    def received(
+        tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
+    ) -> int:
+        if src is None and group_src is None:
+            src = (_distributed.get_rank() - 1) % _distributed.get_world_size()
+            return int(src)
+        source: int = receive(tensor, src, group, tag, group_src)
+        return source
+
+    return received
 
 
 def _objects(patches: Patches, c10d: Any) -> None:

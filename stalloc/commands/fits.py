@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stalloc._estimate.largest import Largest
     from stalloc._estimate.means import Activations
     from stalloc._estimate.recording import Recording
+    from stalloc._estimate.world import World
     from stalloc.commands import Subparsers
     from stalloc.ranks import RankFiles
 
@@ -286,16 +287,25 @@ def _recorded(
     args: argparse.Namespace, arguments: list[str], activations: Activations | None = None
 ) -> tuple[Recording, str]:
     from stalloc._estimate.cards import card_of
+    from stalloc._estimate.pipelines import AsksFirstStage
     from stalloc._estimate.recording import Recording
     from stalloc._estimate.scripts import run_script
     from stalloc._estimate.world import world_of
 
     script = argparse.Namespace(**{**vars(args), "arguments": arguments})
-    with as_script(script):
-        world = world_of(args.world, args.rank)
-        recording = Recording(card_of(args.gpu), args.iterations, world, activations)
-        ended = run_script(recording, args.script, module=args.module)
-    return recording, ended
+
+    def run(world: World | None) -> tuple[Recording, str]:
+        with as_script(script):
+            recording = Recording(card_of(args.gpu), args.iterations, world, activations)
+            return recording, run_script(recording, args.script, module=args.module)
+
+    world = world_of(args.world, args.rank)
+    try:
+        return run(world)
+    except AsksFirstStage:
+        assert world is not None
+        run(world.first_stage)
+    return run(world)
 
 
 def _print(estimate: Estimate, allocator: str, ended: str) -> None:

@@ -1,0 +1,81 @@
+"""`stalloc fits --world`: stages of a pipeline that ask each other for shapes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from isolation import isolated
+from torch import Tensor, nn
+from torch.distributed import pipelining
+
+import stalloc
+
+_distributed: Any = dist
+_pipelining: Any = pipelining
+WIDTH, SIZE, BATCH, MICROBATCHES = 64, 4, 4096, 8
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+
+
+def loss(y: Tensor, target: Tensor) -> Tensor:
+    return (y - target).square().mean()
+
+
+def training(schedule: str, examples: bool) -> Callable[[], Any]:
+    def build() -> Any:
+        _distributed.init_process_group("nccl")
+        rank, chunks = int(os.environ["RANK"]), 2 if schedule == "ScheduleInterleaved1F1B" else 1
+        device = torch.device("cuda", rank)
+        models = [block().to(device) for _ in range(chunks)]
+        stages = []
+        for i, model in enumerate(models):
+            number, given = rank + SIZE * i, {}
+            if examples:
+                shape = (BATCH // MICROBATCHES, WIDTH)
+                given = {
+                    "input_args": torch.zeros(shape, device=device, requires_grad=number > 0),
+                    "output_args": torch.zeros(shape, device=device, requires_grad=True),
+                }
+            stages.append(_pipelining.PipelineStage(model, number, SIZE * chunks, device, **given))
+        kind = getattr(_pipelining, schedule)
+        run = kind(stages if chunks > 1 else stages[0], MICROBATCHES, loss_fn=loss)
+        optimizer = torch.optim.SGD([p for m in models for p in m.parameters()], lr=0.1)
+
+        def step() -> None:
+            x, target = (torch.zeros(BATCH, WIDTH, device=device) for _ in range(2))
+            arguments = (x,) if rank == 0 else ()
+            run.step(*arguments, **({"target": target} if rank == SIZE - 1 else {}))
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return build
+
+
+@isolated
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_stages_that_exchange_shapes_are_those_with_examples(rank: int) -> None:
+    for schedule in ("Schedule1F1B", "ScheduleInterleaved1F1B"):
+        told, asked = (
+            stalloc.estimate(training(schedule, examples), world=SIZE, rank=rank, plan=False)
+            for examples in (True, False)
+        )
+        assert told.load == asked.load
+        assert told.iterations == asked.iterations == 3
+
+
+@isolated
+def test_schedules_hold_as_many_microbatches_as_they_do() -> None:
+    def load(schedule: str, rank: int) -> int:
+        return stalloc.estimate(training(schedule, False), world=SIZE, rank=rank, plan=False).load
+
+    activations = BATCH // MICROBATCHES * WIDTH * 4
+    assert load("ScheduleGPipe", 0) - load("Schedule1F1B", 0) >= 3 * activations
