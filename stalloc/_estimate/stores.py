@@ -45,10 +45,11 @@ class Store(_Base):  # type: ignore[misc]
         return self._kept[key]
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Keeps a value if there is none, or the expected one."""
-        if self._kept.get(key, b"") == expected_value.encode():
+        """Keeps a value if the one before is the expected one; none counts as an empty one."""
+        expected = expected_value.encode()
+        if self._kept.get(key, b"") == expected:
             self.set(key, desired_value)
-        return self._kept[key]
+        return self._kept.get(key, expected)
 
     def append(self, key: str, value: str) -> None:
         """Keeps a value behind what there is."""
