@@ -311,18 +311,23 @@ class _Active(Session):
 
     def _forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self._check_forward(module, args, kwargs)
-        if self._corrector is None:
-            return
-        if not self._corrector.complete:
+        if self._may_correct():
+            if self._correct():
+                self._hooks.join_forward(module, args, kwargs)
+        elif self._corrector is not None:
             self._corrector.note(module, args, kwargs)
-        elif self._correct():
-            self._hooks.join_forward(module, args, kwargs)
 
     def iteration_ends(self) -> None:
         """The user called `stalloc.step()`; not for users."""
         self._hooks.end_iteration()
-        if self._corrector is not None and self._corrector.complete:
+        if self._may_correct():
             self._correct()
+
+    def _may_correct(self) -> bool:
+        """True once all is recorded, but not in a capture, which nothing may disturb."""
+        if self._corrector is None or not self._corrector.complete:
+            return False
+        return not (self._adapter.is_native and torch.cuda.is_current_stream_capturing())
 
     def _correct(self) -> bool:
         """Plans the recorded iterations. True if their plan went into force."""
@@ -339,7 +344,18 @@ class _Active(Session):
             )
             return False
         self.correction = correction
-        correction.exchanged = correction.saves and self._may_exchange() and self._exchange()
+        if not correction.saves or not self._may_exchange():
+            return False
+        try:
+            correction.exchanged = self._exchange()
+        except Exception as error:
+            disable()
+            warnings.warn(
+                f"stalloc: the plan was to be exchanged for its correction, and training goes on "
+                f"unplanned: {error}",
+                StallocWarning,
+                stacklevel=2,
+            )
         return correction.exchanged
 
     def _may_exchange(self) -> bool:

@@ -124,3 +124,21 @@ def test_plain_memory_with_a_tensor_in_it_keeps_its_plan() -> None:
         assert session.correction.saves
         assert not session.correction.exchanged
         assert session.plan is plan
+
+
+def test_a_capture_is_not_disturbed() -> None:
+    plan = plan_without_gpu()
+    with stalloc.enable(plan, startup=True) as session:
+        training = Training("cuda")
+        for _ in range(RECORDED):
+            training.step()
+        x = torch.empty(ROWS, WIDTH, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            training.model(x)
+        assert session.correction is None
+        graph.replay()
+        training.step()
+        assert session.correction is not None
+        assert session.correction.exchanged
+        _core.runtime("cuda:0").check()

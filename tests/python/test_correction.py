@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from documented import documented_keys
-from isolation import isolated
+from isolation import isolated, run_isolated
 from processes import python
 from torch import Tensor, nn
 
@@ -187,6 +188,36 @@ def test_an_iteration_that_step_ends_may_be_the_last_recorded_one() -> None:
             stalloc.step()
             assert (session.correction is not None) == (number + 1 >= RECORDED)
     assert served == expected
+
+
+def test_a_forked_child_goes_on_without_a_correction(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    # An estimate begins threads of autograd, without which torch lets no child train.
+    run_isolated(save_estimated, path)
+    run_isolated(train_in_a_child, path)
+
+
+def save_estimated(path: Path) -> None:
+    estimated(32).save(path)
+
+
+def train_in_a_child(path: Path) -> None:
+    torch.set_num_threads(1)  # a child has no other threads
+    with stalloc.enable(path, startup=True) as session:
+        step = training("cpu")
+        for _ in range(RECORDED):
+            step(32)
+        child = os.fork()
+        if child == 0:
+            try:
+                for _ in range(2):
+                    step(32)
+                os._exit(0 if session.correction is None else 3)
+            except BaseException:
+                os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        step(32)
+        assert session.correction is not None
 
 
 SCRIPT = """
