@@ -7,7 +7,6 @@ and planned again. The new plan goes into force between two iterations if it ser
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,11 +16,11 @@ import torch
 
 from stalloc import _core
 from stalloc._adapters import Adapter
-from stalloc._hooks.signatures import input_signature, model_signature
 from stalloc.comparison import Change, compare, run_of
 from stalloc.errors import StallocError
 from stalloc.plans import Plan
 from stalloc.replaying import Served, serve
+from stalloc.served import ServedRecording
 from stalloc.trace import Trace
 
 RECORDED = 4
@@ -104,24 +103,17 @@ class Corrector:
     """
 
     def __init__(self, adapter: Adapter, plan: Plan, startup: bool) -> None:
-        self._adapter = adapter
         self._startup = startup
-        self._plan = plan
-        self._inputs: set[str] = set()
-        self._model = ""
-        adapter.record_exactly(False)
-        adapter.runtime.start_recording(keep_layers=True)
-        self._is_on = True
+        self._recording = ServedRecording(adapter, plan)
 
     def note(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Notes a training forward."""
-        self._inputs.add(input_signature(args, kwargs))
-        self._model = self._model or model_signature(module)
+        self._recording.note(module, args, kwargs)
 
     @property
     def complete(self) -> bool:
         """True if all iterations are recorded."""
-        return self._is_on and self._adapter.runtime.recorded_iterations >= RECORDED
+        return self._recording.iterations >= RECORDED
 
     def finish(self) -> Correction:
         """Ends the recording, and plans it.
@@ -129,31 +121,19 @@ class Corrector:
         Raises:
             StallocError: No plan can be made of it.
         """
-        trace = self._end()
+        trace = self._recording.finish(_SAME)
         if len(trace.requests) == 0:
             raise StallocError("nothing was recorded")
-        info = {key: self._plan.info[key] for key in _SAME if key in self._plan.info}
-        trace.info = (
-            trace.info
-            | info
-            | {
-                "device": self._adapter.name.split(":")[0],
-                "torch": torch.__version__,
-                "python": ".".join(map(str, sys.version_info[:3])),
-                "model": self._model or self._plan.info.get("model", ""),
-                "inputs": json.dumps(sorted(self._inputs)),
-            }
-        )
-        return Correction(self._plan, trace, self._startup)
+        trace.info = trace.info | {
+            "device": self._recording.adapter.name.split(":")[0],
+            "torch": torch.__version__,
+            "python": ".".join(map(str, sys.version_info[:3])),
+        }
+        return Correction(self._recording.plan, trace, self._startup)
 
     def stop(self) -> None:
         """Ends the recording. May be repeated."""
-        if self._is_on:
-            self._end()
-
-    def _end(self) -> Trace:
-        self._is_on = False
-        return Trace(self._adapter.runtime.finish_recording())
+        self._recording.stop()
 
 
 def _planned(trace: Trace, before: Plan) -> Plan:
