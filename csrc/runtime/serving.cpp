@@ -30,10 +30,6 @@ constexpr Bytes kTiny = Bytes{1} << 20;
 constexpr double kLeastShare = 0.6;
 constexpr double kLastIterations = 4;
 
-// It has to serve this share, averaged over so many, if memory moves in each iteration.
-constexpr double kLeastUsualShare = 0.85;
-constexpr double kUsualIterations = 32;
-
 // A search that fails may take half a second. After so many in a row for the same reason, that is
 // no reason for another one.
 constexpr int kMostFailures = 3;
@@ -603,7 +599,6 @@ bool Serving::end_iteration() {
   if (const std::int64_t planned = counts_.planned - absent; planned > 0) {
     const double share = static_cast<double>(hits_) / static_cast<double>(planned);
     share_ += (share - share_) / kLastIterations;
-    usual_share_ += (share - usual_share_) / kUsualIterations;
   }
   counts_.hits += hits_;
   counts_.misses += std::max<std::int64_t>(0, counts_.planned - absent - hits_);
@@ -614,13 +609,7 @@ bool Serving::end_iteration() {
   return true;
 }
 
-bool Serving::loses() const {
-  if (share_ < kLeastShare && moves_no_more()) return true;
-  // Where memory moves in each iteration, the first one without would take it of the device.
-  const std::int64_t each = training_moves_ / std::max<std::int64_t>(1, counts_.iterations);
-  const bool soon = each > 0 && training_moves_ + 2 * each >= most_moves();
-  return soon && usual_share_ < kLeastUsualShare && pools_.can_grow();
-}
+bool Serving::loses() const { return share_ < kLeastShare && moves_no_more(); }
 
 void Serving::learn_from_kept() {
   const StaticPool& space = pools_.active()->space;

@@ -141,7 +141,7 @@ class Serving {
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
   // True if the pool is better left: it has served few of its own requests in the last iterations,
-  // and memory no longer moves for those that the plan lacks, or soon will not.
+  // and memory no longer moves for those that the plan lacks.
   bool loses() const;
 
   // True if the pool's memory has changed since the last call.
@@ -305,7 +305,6 @@ class Serving {
   int unplanned_depth_ = 0;
   std::int64_t hits_ = 0;
   double share_ = 1;  // of the plan's requests that were served; see loses()
-  double usual_share_ = 1;
 };
 
 }  // namespace stalloc::runtime

@@ -220,8 +220,7 @@ void Serving::give_way(Bytes size, Bytes request, StreamId stream) {
   if (capturing() || pools_.is_away() || !pools_.can_grow()) return;
   // A peak that was only tolerated is not accepted: else each would let the other rise.
   const Bytes most = accounting_.most_reserved();
-  const Bytes tolerated = std::max(most / (kToleratedParts + 1), kLeastLacking);
-  accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - tolerated);
+  accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - most / (kToleratedParts + 1));
   const auto lacking = [&] { return accounting_.reserved() + size - accepted_; };
   if (lacking() <= std::max(accepted_ / kToleratedParts, kLeastLacking) || !means().waits) return;
   if (!pools_.could_make_way(size)) return;

@@ -251,45 +251,6 @@ TEST_F(DepartedRoom, IsGivenUpInPiecesForARequestThatNothingElseServes) {
   free(planned);
 }
 
-// Peaks that were tolerated do not add up: the next one is compared with what was accepted.
-TEST_F(DepartedRoom, IsGivenUpBeforeToleratedPeaksAddUp) {
-  allocator_.enable(five_blocks());
-  allocator_.drain(/*departed=*/true);
-  for (int i = 1; i <= 10; ++i) {
-    enter_forward();
-    void* beside = allocate(6 * i * kMiB);
-    EXPECT_EQ(statistics().fallback_requests, i);
-    EXPECT_LE(device_.used(), 88 * kMiB) << "in iteration " << i;
-    free(beside);
-    end(begin(), {0, 1, 2, 3, 4});
-    EXPECT_EQ(statistics().hits, i * kDecisions);
-  }
-}
-
-// Memory that moves in each iteration, for a run that does not do all that the plan says: the first
-// iteration in which it may not move would take new memory.
-TEST_F(DepartedRoom, GoesWithThePoolBeforeMemoryNoLongerMoves) {
-  allocator_.enable(five_blocks());
-  const auto iterate = [&] {
-    enter_forward();
-    std::vector<void*> blocks;
-    for (int i = 0; i < kDecisions - 1; ++i) blocks.push_back(allocate(16 * kMiB));
-    free(blocks[1]);
-    free(allocate(20 * kMiB));
-    end(blocks, {0, 2, 3});
-  };
-  int iterations = 0;
-  for (; device_.used() > 0 && iterations < 2000; ++iterations) {
-    iterate();
-    ASSERT_LE(device_.used(), 88 * kMiB) << "in iteration " << iterations;
-  }
-  EXPECT_EQ(device_.used(), 0) << "the pool is left";
-  EXPECT_GT(iterations, 100);
-  EXPECT_GT(statistics().moves, 400);
-  iterate();
-  EXPECT_LE(device_.used(), 88 * kMiB);
-}
-
 // The same where the run no longer does what the plan says: the fallback has one heap, and the pool
 // beside it would hold memory for nothing.
 TEST_F(DepartedRoom, GoesWithThePoolWhereTheRunHasLeftThePlan) {
