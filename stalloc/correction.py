@@ -8,7 +8,8 @@ and planned again. The new plan goes into force between two iterations if it ser
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from stalloc import _core
 from stalloc._adapters import Adapter
 from stalloc.comparison import Change, compare, run_of
-from stalloc.errors import StallocError
+from stalloc.errors import StallocError, StallocWarning
 from stalloc.plans import Plan
 from stalloc.replaying import Served, serve
 from stalloc.served import ServedRecording
@@ -94,46 +95,85 @@ class Correction:
 
 
 class Corrector:
-    """Records from now on, until enough iterations have passed.
+    """Records from now on, and corrects the plan once enough iterations have passed.
+
+    Nothing here ends a training: what fails is a warning.
 
     Args:
         adapter: The device.
         plan: The plan that serves them.
         startup: It serves them from the start of the run.
+        exchange: Puts another plan in force instead. Returns False if that is not possible now. If
+            it raises, no plan is in force.
+
+    Attributes:
+        correction: The result; None before.
     """
 
-    def __init__(self, adapter: Adapter, plan: Plan, startup: bool) -> None:
+    def __init__(
+        self, adapter: Adapter, plan: Plan, startup: bool, exchange: Callable[[Plan], bool]
+    ) -> None:
+        self.correction: Correction | None = None
+        self._adapter = adapter
         self._startup = startup
+        self._exchange = exchange
         self._recording = ServedRecording(adapter, plan)
 
-    def note(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        """Notes a training forward."""
+    def forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> bool:
+        """Notes a training forward. Returns True if it is the first one under another plan."""
+        if not self._recording.is_on:
+            return False
+        if self._is_complete():
+            return self._correct()
         self._recording.note(module, args, kwargs)
+        return False
 
-    @property
-    def complete(self) -> bool:
-        """True if all iterations are recorded."""
-        return self._recording.iterations >= RECORDED
+    def iteration_ends(self) -> None:
+        """An iteration has ended."""
+        if self._is_complete():
+            self._correct()
 
-    def finish(self) -> Correction:
-        """Ends the recording, and plans it.
+    def stop(self) -> None:
+        """Ends the recording. May be repeated."""
+        self._recording.stop()
 
-        Raises:
-            StallocError: No plan can be made of it.
-        """
+    def _is_complete(self) -> bool:
+        """True once all is recorded, but not in a capture, which nothing may disturb."""
+        if self._recording.iterations < RECORDED:
+            return False
+        return not (self._adapter.is_native and torch.cuda.is_current_stream_capturing())
+
+    def _correct(self) -> bool:
+        """Plans the recorded iterations. True if their plan went into force."""
+        try:
+            found = self.correction = self._planned()
+        except Exception as error:  # such as a thread that cannot be started
+            _warn("the first iterations cannot be planned, and it stays in force", error)
+            return False
+        try:
+            found.exchanged = found.saves and self._exchange(found.plan)
+        except Exception as error:
+            _warn("its correction cannot be put in force, and training goes on unplanned", error)
+        return found.exchanged
+
+    def _planned(self) -> Correction:
         trace = self._recording.finish(_SAME)
         if len(trace.requests) == 0:
             raise StallocError("nothing was recorded")
         trace.info = trace.info | {
-            "device": self._recording.adapter.name.split(":")[0],
+            "device": self._adapter.name.split(":")[0],
             "torch": torch.__version__,
             "python": ".".join(map(str, sys.version_info[:3])),
         }
         return Correction(self._recording.plan, trace, self._startup)
 
-    def stop(self) -> None:
-        """Ends the recording. May be repeated."""
-        self._recording.stop()
+
+def _warn(problem: str, error: Exception) -> None:
+    warnings.warn(
+        f"stalloc: the plan is not corrected: {problem}: {error}",
+        StallocWarning,
+        stacklevel=2,
+    )
 
 
 def _planned(trace: Trace, before: Plan) -> Plan:

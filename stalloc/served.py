@@ -23,6 +23,9 @@ class ServedRecording:
     Args:
         adapter: The device.
         plan: The plan in force.
+
+    Attributes:
+        is_on: It has not ended.
     """
 
     def __init__(self, adapter: Adapter, plan: Plan) -> None:
@@ -32,7 +35,7 @@ class ServedRecording:
         self._model = ""
         adapter.record_exactly(False)
         adapter.runtime.start_recording(keep_layers=True)
-        self._is_on = True
+        self.is_on = True
 
     def note(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Notes a training forward."""
@@ -42,7 +45,7 @@ class ServedRecording:
     @property
     def iterations(self) -> int:
         """The number of recorded ones that have ended."""
-        return self.adapter.runtime.recorded_iterations if self._is_on else 0
+        return self.adapter.runtime.recorded_iterations if self.is_on else 0
 
     def finish(self, same: Sequence[str]) -> Trace:
         """Ends the recording.
@@ -59,9 +62,9 @@ class ServedRecording:
 
     def stop(self) -> None:
         """Ends the recording. May be repeated."""
-        if self._is_on:
+        if self.is_on:
             self._end()
 
     def _end(self) -> Trace:
-        self._is_on = False
+        self.is_on = False
         return Trace(self.adapter.runtime.finish_recording())

@@ -50,16 +50,21 @@ class Session:
         plan: The plan.
         refusal: The reason why the plan does not fit this run; None while it fits.
         followed: True once a framework's driver reports phases, see `follow`.
-        correction: The plan of the first iterations' requests, and its differences to `plan`, once
-            they have passed; None before that, and if the plan is not corrected.
     """
-
-    correction: Correction | None = None
 
     def __init__(self, plan: Plan, refusal: str | None = None) -> None:
         self.plan = plan
         self.refusal = refusal
         self.followed = False
+        self._corrector: Corrector | None = None
+
+    @property
+    def correction(self) -> Correction | None:
+        """The plan of the first iterations' requests, and its differences to the plan given.
+
+        None until they have passed, and if the plan is not corrected.
+        """
+        return self._corrector.correction if self._corrector is not None else None
 
     def __enter__(self) -> Session:
         return self
@@ -121,7 +126,6 @@ class _Active(Session):
     ) -> None:
         super().__init__(plan)
         self._corrects = corrects
-        self._corrector: Corrector | None = None
         self._filled = filled
         self._switch: Switch | None = None  # of expandable segments that this has turned on
         self.pinned = pinned
@@ -237,7 +241,7 @@ class _Active(Session):
             if self._pinned is not None and self.pinned is not None:
                 self._pinned.enable(self.pinned)
             if self._corrects:  # before the hooks tell where the run is
-                self._corrector = Corrector(self._adapter, self.plan, self._startup)
+                self._corrector = Corrector(self._adapter, self.plan, self._startup, self._exchange)
             self._hooks.attach()
         except BaseException:
             self._stop()
@@ -276,7 +280,6 @@ class _Active(Session):
     def _stop_recording(self) -> None:
         if self._corrector is not None:
             self._corrector.stop()
-        self._corrector = None
 
     def _stop(self) -> None:
         self._stop_recording()
@@ -311,74 +314,44 @@ class _Active(Session):
 
     def _forward_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self._check_forward(module, args, kwargs)
-        if self._may_correct():
-            if self._correct():
-                self._hooks.join_forward(module, args, kwargs)
-        elif self._corrector is not None:
-            self._corrector.note(module, args, kwargs)
+        if self._corrector is not None and self._corrector.forward_begins(module, args, kwargs):
+            self._hooks.join_forward(module, args, kwargs)
 
     def iteration_ends(self) -> None:
         """The user called `stalloc.step()`; not for users."""
         self._hooks.end_iteration()
-        if self._may_correct():
-            self._correct()
+        if self._corrector is not None:
+            self._corrector.iteration_ends()
 
-    def _may_correct(self) -> bool:
-        """True once all is recorded, but not in a capture, which nothing may disturb."""
-        if self._corrector is None or not self._corrector.complete:
+    def _exchange(self, plan: Plan) -> bool:
+        """Puts the plan's correction in force, unless two pools would exist or memory is short.
+
+        Raises:
+            StallocError: Neither plan can be put in force.
+        """
+        if not self._pool_goes():
             return False
-        return not (self._adapter.is_native and torch.cuda.is_current_stream_capturing())
-
-    def _correct(self) -> bool:
-        """Plans the recorded iterations. True if their plan went into force."""
-        corrector, self._corrector = self._corrector, None
-        assert corrector is not None
-        try:
-            correction = corrector.finish()
-        except Exception as error:  # such as a thread that cannot be started: training goes on
-            warnings.warn(
-                f"stalloc: the plan was made without this device, and the first iterations cannot "
-                f"be planned; it stays in force: {error}",
-                StallocWarning,
-                stacklevel=2,
-            )
-            return False
-        self.correction = correction
-        if not correction.saves or not self._may_exchange():
-            return False
-        try:
-            correction.exchanged = self._exchange()
-        except Exception as error:
-            disable()
-            warnings.warn(
-                f"stalloc: the plan was to be exchanged for its correction, and training goes on "
-                f"unplanned: {error}",
-                StallocWarning,
-                stacklevel=2,
-            )
-        return correction.exchanged
-
-    def _may_exchange(self) -> bool:
-        """True if the pool's memory goes, so that two pools never exist together."""
-        if self._adapter.runtime.statistics()["live_blocks"] == 0:
-            return True
-        is_virtual = self._kind_of_memory() is not False and has_virtual_memory(self._adapter)
-        return self._adapter.name == "cpu" or is_virtual
-
-    def _exchange(self) -> bool:
-        """Puts the corrected plan in force. False if the device lacks the memory."""
         before, runtime = self.plan, self._adapter.runtime
-        assert self.correction is not None
         self._hooks.detach()
         count_on(self._adapter)
         runtime.disable()
         self._adapter.give_back()
         try:
-            self._serve(self.correction.plan)
-        except OutOfMemory:
-            self._serve(before)
-            return False
-        return True
+            try:
+                self._serve(plan)
+            except OutOfMemory:
+                self._serve(before)
+        except BaseException:
+            disable()
+            raise
+        return self.plan is plan
+
+    def _pool_goes(self) -> bool:
+        """True if the pool's idle memory goes to the device with the plan."""
+        if self._adapter.runtime.statistics()["live_blocks"] == 0:
+            return True
+        is_virtual = self._kind_of_memory() is not False and has_virtual_memory(self._adapter)
+        return self._adapter.name == "cpu" or is_virtual
 
     def _serve(self, plan: Plan) -> None:
         """Serves a plan in the middle of the run, whose pool gets memory as it is used."""

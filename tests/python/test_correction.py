@@ -190,6 +190,37 @@ def test_an_iteration_that_step_ends_may_be_the_last_recorded_one() -> None:
     assert served == expected
 
 
+class Silent(nn.Module):
+    """Requests nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@isolated
+def test_a_run_that_cannot_be_planned_keeps_its_plan() -> None:
+    plan = estimated(32)
+    plan.info = {key: value for key, value in plan.info.items() if key not in ("model", "inputs")}
+    model, x = Silent(), torch.ones(1)
+    with stalloc.enable(plan) as session:
+        for _ in range(RECORDED - 1):
+            model(x)
+            stalloc.step()
+        model(x)
+        with pytest.warns(stalloc.StallocWarning, match=r"the first iterations cannot be planned"):
+            stalloc.step()
+        model(x)
+        stalloc.step()
+        assert session.enabled
+        assert session.plan is plan
+        assert session.correction is None
+        assert not _core.runtime("cpu").recording
+
+
 def test_a_forked_child_goes_on_without_a_correction(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     # An estimate begins threads of autograd, without which torch lets no child train.
