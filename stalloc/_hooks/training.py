@@ -165,6 +165,7 @@ class TrainingHooks:
             self._tracker.begin_other_forward,
         )
         self._layers_at_backward = 0
+        self._roots = 0  # that were found
         self._root_trains = False  # was called for training in this iteration
         self._others_train = False  # a backward pass came without
         self._waited = 0  # iterations in a row that others trained
@@ -369,10 +370,11 @@ class TrainingHooks:
     def _root_is_gone(self, root: weakref.ref[nn.Module]) -> None:
         """Called where the last reference to a root goes, on any thread.
 
-        The next model's first call is its forward already, as where each client of federated
-        learning trains a copy.
+        If roots come and go, as where each client of federated learning trains a copy, the next
+        one's first call is its forward already. The first root may have been a warm-up, which is a
+        part of start-up, as is what the next one makes in its first iteration.
         """
-        if root is self._root and self._drives():
+        if root is self._root and self._roots > 1 and self._drives():
             self._discover_again_if_gone()
 
     def _discover_again_if_gone(self) -> None:
@@ -404,6 +406,7 @@ class TrainingHooks:
         self._end_discovery()
         self._unwatch()
         self._root = weakref.ref(module, self._root_is_gone)
+        self._roots += 1
         self._watch(module)
         # The hooks just made miss this call's beginning.
         self._root_called(module, args, frames.kwargs_of_module_call())
