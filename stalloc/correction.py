@@ -27,7 +27,7 @@ from stalloc.trace import Trace
 RECORDED = 4
 """Iterations: one that warms up, and three, which prove a law of their sizes."""
 
-_SEARCH = 0.5  # seconds that training waits for the plan, at most
+_SEARCH = 0.5  # seconds to look for a better plan than the first one, while training waits
 _LEAST = 0.01  # share of the planned requests, or of the memory, that is worth an exchange
 _SAME = ("dynamic", "early_ends", "ends", "other_models", "shared", "framework")
 """The entries of info that are facts about the program, not about the device."""

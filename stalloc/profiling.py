@@ -44,9 +44,6 @@ class Profile:
     Made by `profile`; a context manager. Record at least two complete iterations, better three: the
     first one warms up (it allocates the optimizer's states), and stalloc compares the others.
 
-    Attributes:
-        patience: Iterations that have ended by a guess and do not suffice yet, as long as there is
-            no optimizer: backward passes that come before training end such ones, too.
     """
 
     def __init__(
@@ -81,6 +78,8 @@ class Profile:
             on_slower=self._join_cycle,
         )
         self._iterations = iterations
+        # For estimates: iterations that have ended by a guess and do not suffice yet, as long as
+        # there is no optimizer. Backward passes that come before training end such ones, too.
         self.patience = 0
         self._ends_are_guessed = True
         self._awaits_step = False  # there is an optimizer, which may accumulate gradients

@@ -21,9 +21,8 @@ from stalloc._estimate.gpu import NO_GPU, PretendedGpu
 from stalloc._estimate.largest import Largest, find
 from stalloc._estimate.means import Activations
 from stalloc._estimate.patches import pretended
-from stalloc._estimate.pipelines import AsksFirstStage
 from stalloc._estimate.values import Enough, Unanswerable, Values
-from stalloc._estimate.world import World, world_of
+from stalloc._estimate.world import World, run_as, world_of
 from stalloc.errors import StallocError
 from stalloc.trace import Trace
 
@@ -302,12 +301,11 @@ def _made(
         raise StallocError(
             f"iterations={iterations}: at least 2 are needed; the first one only warms up"
         )
-    try:
-        return _run(function, Recording(card, iterations, world, activations), iterations)
-    except AsksFirstStage:
-        assert world is not None
-        _run(function, Recording(card, iterations, world.first_stage, activations), iterations)
-    return _run(function, Recording(card, iterations, world, activations), iterations)
+
+    def run(one: World | None) -> Recording:
+        return _run(function, Recording(card, iterations, one, activations), iterations)
+
+    return run_as(world, run)
 
 
 def _run(function: Callable[[], Any], recording: Recording, iterations: int) -> Recording:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,8 @@ _NCCL = (2, 27, 3)
 _CUDA = "13.0"
 """The versions that the pretended libraries claim to be."""
 
+Result = TypeVar("Result")
+
 _distributed: Any = dist
 
 
@@ -47,11 +49,6 @@ class World:
     size: int
     rank: int = 0
     shapes: pipelines.Shapes = field(default_factory=pipelines.Shapes, compare=False)
-
-    @property
-    def first_stage(self) -> World:
-        """The rank of the first stage, until it has told the shapes that it sends."""
-        return World(self.size, 0, self.shapes)
 
     @property
     def local_size(self) -> int:
@@ -112,6 +109,20 @@ def environment(world: World | None) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def run_as(world: World | None, run: Callable[[World | None], Result]) -> Result:
+    """Calls `run` with the processes; with the first rank before, if a stage asks for its shapes.
+
+    Raises:
+        Unanswerable: The first rank sends none.
+    """
+    try:
+        return run(world)
+    except pipelines.AsksFirstStage:
+        assert world is not None
+        run(World(world.size, 0, world.shapes))
+    return run(world)
 
 
 def patch(patches: Patches, values: Values, world: World | None) -> None:
@@ -249,8 +260,7 @@ def _data_parallel(patches: Patches) -> None:
     """Data parallel modules reduce by a hook: C++ cannot read the result of a pretended group."""
     wrapper: Any = nn.parallel.DistributedDataParallel
     patches.replace(dist, "_verify_params_across_processes", lambda *_, **__: None)
-    # The times of its reductions, which C++ takes on a real GPU.
-    patches.replace(_distributed.Logger, "set_runtime_stats_and_log", lambda *_: None)
+    _times(patches)
     register, forward = wrapper.register_comm_hook, wrapper.forward
 
     def registered(module: Any, state: object, hook: Any) -> None:
@@ -264,6 +274,29 @@ def _data_parallel(patches: Patches) -> None:
 
     patches.replace(wrapper, "register_comm_hook", registered)
     patches.replace(wrapper, "forward", forwarded)
+
+
+def _times(patches: Patches) -> None:
+    """Takes no times of reductions, for which a CUDA build would ask the GPU.
+
+    They are taken in the first iterations that the reducer counts. Nothing else needs its count but
+    a static graph.
+    """
+    reducer: Any = _distributed.Reducer
+    prepare, make_static = reducer.prepare_for_forward, reducer._set_static_graph
+    static: set[Any] = set()
+
+    def made_static(one: Any) -> None:
+        static.add(one)
+        make_static(one)
+
+    def prepared(one: Any) -> None:
+        if one in static:
+            prepare(one)
+
+    patches.replace(reducer, "_set_static_graph", made_static)
+    patches.replace(reducer, "prepare_for_forward", prepared)
+    patches.replace(_distributed.Logger, "set_runtime_stats_and_log", lambda *_: None)
 
 
 def _sharded_tensors(patches: Patches) -> None:

@@ -287,10 +287,9 @@ def _recorded(
     args: argparse.Namespace, arguments: list[str], activations: Activations | None = None
 ) -> tuple[Recording, str]:
     from stalloc._estimate.cards import card_of
-    from stalloc._estimate.pipelines import AsksFirstStage
     from stalloc._estimate.recording import Recording
     from stalloc._estimate.scripts import run_script
-    from stalloc._estimate.world import world_of
+    from stalloc._estimate.world import run_as, world_of
 
     script = argparse.Namespace(**{**vars(args), "arguments": arguments})
 
@@ -299,13 +298,7 @@ def _recorded(
             recording = Recording(card_of(args.gpu), args.iterations, world, activations)
             return recording, run_script(recording, args.script, module=args.module)
 
-    world = world_of(args.world, args.rank)
-    try:
-        return run(world)
-    except AsksFirstStage:
-        assert world is not None
-        run(world.first_stage)
-    return run(world)
+    return run_as(world_of(args.world, args.rank), run)
 
 
 def _print(estimate: Estimate, allocator: str, ended: str) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TRAINING = """
 import torch
 from torch import nn
@@ -16,6 +18,20 @@ optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(4):
     loss = model(torch.randn(16, 64, device="cuda")).square().mean()
     loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+PARALLEL = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(16, 64, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -76,10 +92,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_script_is_answered(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("source", "world"), [(TRAINING, "1"), (PARALLEL, "4")])
+def test_a_script_is_answered(tmp_path: Path, source: str, world: str) -> None:
     script = tmp_path / "train.py"
-    script.write_text(TRAINING)
-    done = run("-m", "stalloc", "fits", "--gpu", "24GiB", str(script))
+    script.write_text(source)
+    done = run("-m", "stalloc", "fits", "--gpu", "24GiB", "--world", world, str(script))
     assert done.returncode == 0, done.stderr
     assert "fits on 24GiB with torch" in done.stdout + done.stderr
 

@@ -150,3 +150,19 @@ for step in range(1000):
     torch.cuda.synchronize()
     print(f"iter {step}: loss {loss.item() * 2:.4f}, {torch.cuda.max_memory_allocated() / 2**30}")
 """
+
+RANK = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch import nn
+
+def main(rank, size):
+    dist.init_process_group("nccl", rank=rank, world_size=size)
+    torch.cuda.set_device(rank)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).to(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        model(torch.randn(4, 64, device=rank)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+"""

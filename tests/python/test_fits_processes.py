@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fits_scripts import RANK
 from isolation import isolated
 from processes import python
 from torch import nn
@@ -18,37 +19,27 @@ from stalloc.errors import StallocError
 
 _distributed: Any = dist
 
-STARTING = """
+STARTING = f"""{RANK}
 import multiprocessing, os, sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
-from torch import nn
 
 def write(name, folder):
     open(os.path.join(folder, name), "w").close()
 
-def main(rank, size):
+def begin(rank, size):
     os.environ["MASTER_PORT"] = "29500"
-    dist.init_process_group("nccl", rank=rank, world_size=size)
-    torch.cuda.set_device(rank)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).to(rank), device_ids=[rank])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        model(torch.randn(4, 64, device=rank)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    print("rank", rank)
+    main(rank, size)
 
 if __name__ == "__main__":
     way, folder = sys.argv[1:]
     size = torch.cuda.device_count()
     if way == "start_processes":
-        mp.start_processes(main, args=(size,), nprocs=size)
+        mp.start_processes(begin, args=(size,), nprocs=size)
     else:
         module = mp if way == "torch" else multiprocessing.get_context("spawn")
         other = module.Process(target=write, args=("other", folder))
         other.start()
         other.join()
-        ranks = [module.Process(target=main, args=(rank, size)) for rank in range(size)]
+        ranks = [module.Process(target=begin, args=(rank, size)) for rank in range(size)]
         for process in ranks:
             process.start()
         for process in ranks:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from fits_scripts import RANK
 from isolation import isolated
 from processes import python
 from torch import Tensor, nn
@@ -308,21 +309,7 @@ def test_a_rank_that_is_not_there_is_refused() -> None:
             stalloc.estimate(training(sharded, 2), world=4, rank=rank)
 
 
-SPAWNING = """
-import torch, torch.distributed as dist, torch.multiprocessing as mp
-from torch import nn
-
-def main(rank, size):
-    dist.init_process_group("nccl", rank=rank, world_size=size)
-    torch.cuda.set_device(rank)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).to(rank), device_ids=[rank])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        model(torch.randn(4, 64, device=rank)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    dist.destroy_process_group()
-
+SPAWNING = f"""{RANK}
 if __name__ == "__main__":
     size = torch.cuda.device_count()
     mp.spawn(main, args=(size,), nprocs=size)
