@@ -29,6 +29,9 @@ large_page = _USUAL_PAGE << 20
 # The settings of torch's allocator that this has made; they are as good as none.
 _own_settings = ""
 
+# A switch is on, and another engine has the device.
+_is_on = _is_away = False
+
 
 class Switch:
     """Turns expandable segments on and off; blocks in other segments stay where they are.
@@ -43,12 +46,33 @@ class Switch:
 
     def set(self, on: bool) -> None:
         """Sets the allocator of all devices."""
-        global _own_settings
-        _own_settings = _set_expandable(on)
-        cuda_module().note_expandable(on)
+        global _is_on
+        _is_on = on
+        _apply()
         if on and not self._made:
             self._made = True
             _make_segment(self._adapter.name)
+
+
+def leave_to_engine(away: bool) -> None:
+    """Lets new segments be plain memory while another engine takes the device.
+
+    Engines share their memory with other processes, register it and put it to sleep, of which
+    expandable segments allow little. The driver also takes many calls to give them back.
+    """
+    global _is_away
+    if away == _is_away:
+        return
+    _is_away = away
+    if _is_on:
+        _apply()
+
+
+def _apply() -> None:
+    global _own_settings
+    on = _is_on and not _is_away
+    _own_settings = _set_expandable(on)
+    cuda_module().note_expandable(on)
 
 
 def _set_expandable(on: bool) -> str:

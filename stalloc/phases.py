@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from stalloc import _core, session
+from stalloc._expandable import leave_to_engine
 from stalloc.engines import Engine, engine_of
 from stalloc.errors import OutOfMemory, StallocError, StallocWarning
 from stalloc.statistics import empty_cache, memory_stats, stats_of_phase
@@ -101,11 +102,12 @@ class _Phases:
             OutOfMemory: The pool cannot be reserved again. It stays released, and the next
                 "train" or the end of the next phase tries again.
         """
+        wants = self._wants_pool()
+        leave_to_engine(wants is False)
         current = session.current_session()
         if current is None:
             self._released_for = None
             return
-        wants = self._wants_pool()
         if wants is False:
             if self._released_for is not current:
                 self._release(entry, current)

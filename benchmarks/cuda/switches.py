@@ -5,8 +5,9 @@
 On the pretended GPU (tests/standin). 200 times, the trainer's memory goes, an engine takes and
 returns 2 GiB, and the trainer takes a step. Under torch, its cache goes at each switch. Under
 stalloc, the plan's pool goes: virtual memory, the same with the last output alive, plain memory.
-Each has a process of its own. Calls are those of a switch and back, without the step. Prints a
-table; with `--output NAME` writes NAME.json.
+Under torch_memory_saver, the memory of the steps is torch's in its region, which is paused. Each
+has a process of its own. Calls are those of a switch and back, without the step. Prints a table;
+with `--output NAME` writes NAME.json.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -44,7 +46,13 @@ _CALLS = (
     "cudaDeviceSynchronize",
     "cudaStreamSynchronize",
 )
-_WAYS = ("torch", "stalloc, virtual", "stalloc, virtual, a tensor lives", "stalloc, plain")
+_WAYS = (
+    "torch",
+    "torch_memory_saver",
+    "stalloc, virtual",
+    "stalloc, virtual, a tensor lives",
+    "stalloc, plain",
+)
 
 
 def main() -> None:
@@ -104,12 +112,30 @@ def _trainer() -> Callable[[], Tensor]:
     return step
 
 
+def _memory_saver() -> Any:
+    from torch_memory_saver import torch_memory_saver
+
+    torch_memory_saver.hook_mode = "torch"
+    return torch_memory_saver
+
+
+@contextmanager
+def _paused(saver: Any) -> Iterator[None]:
+    saver.pause()
+    yield
+    saver.resume()
+
+
 def _measure(way: str) -> Row:
     step = _trainer()
-    plan = None
+    plan = saver = None
     if way == "torch":
         for _ in range(PROFILED):
             step()
+    elif way == "torch_memory_saver":
+        saver = _memory_saver()
+        step()  # the states of the optimizer stay outside
+        step = saver.region()(step)
     else:
         with stalloc.profile(device="cuda") as prof:
             for _ in range(PROFILED):
@@ -137,6 +163,8 @@ def _measure(way: str) -> Row:
     kept: list[Tensor] = []
 
     def rollout() -> AbstractContextManager[object]:
+        if saver:
+            return _paused(saver)
         return stalloc.phase("rollout") if plan else nullcontext()
 
     for _ in range(SWITCHES):

@@ -188,13 +188,13 @@ Bytes CudaMemory::room(const void* pool) const {
 
 // Maps memory to `mapped`, the rest of the whole units of `added`. Detached memory is there already
 // and costs nothing. The mutex is held.
-bool CudaMemory::add(Pool& pool, Range mapped, Range added) {
+bool CudaMemory::add(Pool& pool, Range mapped, Range added, Map map) {
   const Bytes used = std::min(pool.spare, added.size());
   if (!pool.range->is_mapped() || mapped.end > pool.range->room()) return false;
   if (!has_space(added.size() - used)) return false;
   const auto part = pool.parts.emplace(added.begin, added.size()).first;
   try {
-    if (mapped.size() > 0 && !pool.range->map(mapped)) {
+    if (mapped.size() > 0 && !((*pool.range).*map)(mapped)) {
       pool.parts.erase(part);
       return false;
     }
@@ -216,7 +216,8 @@ bool CudaMemory::grow(void* memory, Bytes before, Bytes size) {
     // The last unit before is mapped, unless its memory has moved.
     Bytes from = whole_units(before);
     if (from > before && !pool->range->is_mapped_at(before)) from -= whole_units(1);
-    if (!add(*pool, {from, whole_units(size)}, {before, size})) return false;
+    const Map map = &CudaVirtualRange::map;
+    if (!add(*pool, {from, whole_units(size)}, {before, size}, map)) return false;
   }
   tell(Step::kPartAdded, static_cast<std::byte*>(memory) + before, size - before);
   return true;
@@ -275,7 +276,21 @@ Range CudaMemory::detach(void* memory, Range range) {
   return going;
 }
 
+Offset CudaMemory::large_chunk_at(const void* pool, Offset offset) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = pools_.find(reinterpret_cast<std::uintptr_t>(pool));
+  return it == pools_.end() ? offset : it->second.range->large_chunk_at(offset);
+}
+
 bool CudaMemory::attach(void* memory, Range range) {
+  return attach(memory, range, &CudaVirtualRange::map);
+}
+
+bool CudaMemory::attach_again(void* memory, Range range) {
+  return attach(memory, range, &CudaVirtualRange::map_again);
+}
+
+bool CudaMemory::attach(void* memory, Range range, Map map) {
   const DeviceGuard device(runtime_, device_);
   {
     const std::lock_guard lock(mutex_);
@@ -284,7 +299,7 @@ bool CudaMemory::attach(void* memory, Range range) {
     // The last unit is mapped if the pool has grown meanwhile.
     Bytes end = whole_units(range.end);
     if (end > range.end && pool->range->is_mapped_at(range.end)) end -= whole_units(1);
-    if (!add(*pool, {range.begin, end}, range)) return false;
+    if (!add(*pool, {range.begin, end}, range, map)) return false;
   }
   tell(Step::kPartAdded, static_cast<std::byte*>(memory) + range.begin, range.size());
   return true;
@@ -347,7 +362,7 @@ bool CudaMemory::resume(void* piece, Bytes size) {
     Pool* pool = find(piece);
     if (!pool) return false;
     if (pool->range->is_mapped()) return true;
-    if (!has_space(size) || !pool->range->map({0, whole_units(size)})) {
+    if (!has_space(size) || !pool->range->map_again({0, whole_units(size)})) {
       pool->range->drop_kept();
       return false;
     }

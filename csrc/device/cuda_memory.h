@@ -44,7 +44,9 @@ class CudaMemory final : public DeviceMemory {
   bool grow(void* pool, Bytes before, Bytes size) override;
   bool extend(void* pool, Bytes before, Bytes size) override;
   Range detach(void* pool, Range range) override;
+  Offset large_chunk_at(const void* pool, Offset offset) const override;
   bool attach(void* pool, Range range) override;
+  bool attach_again(void* pool, Range range) override;
   void drop_detached(void* pool) noexcept override;
   void release(void* piece, Bytes size) noexcept override;
   // Shares the chunks of a pool that hold `size` bytes from `p` on. None if they cannot be shared,
@@ -101,7 +103,9 @@ class CudaMemory final : public DeviceMemory {
   void tell(Step step, void* begin, Bytes size) const noexcept;
   void tell_that_parts_go(std::uintptr_t begin, const Parts& parts) const noexcept;
   Pool* find(const void* pool);  // the mutex is held
-  bool add(Pool& pool, Range mapped, Range added);
+  using Map = bool (CudaVirtualRange::*)(Range);
+  bool add(Pool& pool, Range mapped, Range added, Map map);
+  bool attach(void* memory, Range range, Map map);
   void change(Pool& pool, Bytes held) noexcept;
   void* allocate_plain(Bytes size);
   // Virtual memory that is wanted: `size` bytes of addresses, the first of which have `memory`.

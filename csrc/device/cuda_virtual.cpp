@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "base/align.h"
 #include "base/format.h"
@@ -82,15 +84,21 @@ void CudaVirtualRange::release(const Chunk& chunk) noexcept {
   runtime_.memory_release(chunk.handle);
 }
 
-// A kept chunk, or a new one. False if the device lacks the memory.
-bool CudaVirtualRange::take_chunk(Bytes at_most, Chunk* chunk) {
+Bytes CudaVirtualRange::large_chunk(Range r) const {
+  const Bytes part = align_up(std::max(end_, r.end) / kLargeParts + 1, chunk_);
+  return std::clamp(part, chunk_, std::max(chunk_, kLargest));
+}
+
+// A kept chunk, or a new one of `size`. False if the device lacks the memory.
+bool CudaVirtualRange::take_chunk(Bytes size, Bytes at_most, Chunk* chunk) {
   const auto kept = std::ranges::find_if(kept_, [&](const Chunk& c) { return c.size <= at_most; });
   if (kept != kept_.end()) {
+    moved_ = true;
     *chunk = *kept;
     kept_.erase(kept);
     return true;
   }
-  chunk->size = std::min(chunk_, at_most);
+  chunk->size = std::min(size, at_most);
   const auto error = create(chunk);
   if (error == CudaRuntime::kSuccess) return true;
   if (error != CudaRuntime::kOutOfMemory) {
@@ -108,14 +116,14 @@ void CudaVirtualRange::undo(const std::map<Bytes, Chunk>& added) noexcept {
   }
 }
 
-bool CudaVirtualRange::map(Range r) {
+bool CudaVirtualRange::map_in(Range r, Bytes chunk_size) {
   std::map<Bytes, Chunk> added;
   kept_.reserve(kept_.size() + static_cast<std::size_t>(r.size() / chunk_) + 1);
   const auto what = [&] { return "mapping " + format_bytes(r.size()); };
   try {
     for (Offset at = r.begin; at < r.end; at += added.rbegin()->second.size) {
       Chunk chunk;
-      if (!take_chunk(r.end - at, &chunk)) {
+      if (!take_chunk(at == 0 ? chunk_ : chunk_size, r.end - at, &chunk)) {
         undo(added);
         return false;
       }
@@ -140,7 +148,23 @@ bool CudaVirtualRange::map(Range r) {
   return true;
 }
 
+Offset CudaVirtualRange::large_chunk_at(Offset offset) const {
+  const auto next = chunks_.lower_bound(offset);
+  if (next == chunks_.begin()) return offset;
+  const auto& [at, chunk] = *std::prev(next);
+  return chunk.size > chunk_ && offset < at + chunk.size ? at : offset;
+}
+
+// Something happens to the memory for the first time since it came back.
+void CudaVirtualRange::begin_turn() {
+  if (!std::exchange(came_back_, false)) return;
+  moved_ = false;
+  shared_ = is_shared_;
+}
+
 Range CudaVirtualRange::unmap(Range r) {
+  begin_turn();
+  for (const Offset border : {r.begin, r.end}) small_ = small_ || large_chunk_at(border) != border;
   auto chunk = chunks_.lower_bound(std::max<Bytes>(r.begin, 1));
   if (chunk == chunks_.end() || chunk->first + chunk->second.size > r.end) return {};
   if (runtime_.device_synchronize()) {  // no memory moves then
@@ -155,7 +179,11 @@ Range CudaVirtualRange::unmap(Range r) {
       runtime_.get_last_error();
       break;
     }
-    kept_.push_back(c);
+    if (c.size > chunk_) {
+      release(c);
+    } else {
+      kept_.push_back(c);
+    }
     done.end = at + c.size;
     chunk = chunks_.erase(chunk);
   }
@@ -165,9 +193,11 @@ Range CudaVirtualRange::unmap(Range r) {
 }
 
 std::optional<CudaVirtualRange::Shared> CudaVirtualRange::share(Range r) {
-  auto chunk = chunks_.upper_bound(r.begin);
-  if (chunk == chunks_.begin() || !is_shareable_) return std::nullopt;
-  --chunk;
+  if (!is_mapped_at(r.begin) || !is_shareable_) return std::nullopt;
+  begin_turn();
+  small_ = small_ || shared_;
+  moved_ = is_shared_ = true;
+  auto chunk = std::prev(chunks_.upper_bound(r.begin));
   Shared result{begin_ + in_bytes(chunk->first), chunk->second.size, {}};
   for (Bytes end = chunk->first; end < r.end; end += result.chunk, ++chunk) {
     if (chunk == chunks_.end() || chunk->first != end) return std::nullopt;
@@ -194,6 +224,7 @@ void CudaVirtualRange::drop_kept() noexcept {
 
 // Errors go unreported: at the end of the process, or after a crash, the memory goes by itself.
 void CudaVirtualRange::clear() noexcept {
+  begin_turn();
   bool failed = !chunks_.empty() && runtime_.device_synchronize() != CudaRuntime::kSuccess;
   for (const auto& [at, chunk] : chunks_) {
     failed = runtime_.memory_unmap(begin_ + in_bytes(at), in_bytes(chunk.size)) || failed;

@@ -7,6 +7,14 @@
 // unmap() takes whole chunks away and keeps them; map() puts kept chunks, and new ones, elsewhere.
 // The calls belong to CUDA's virtual memory management. All throw Error if the device fails, and
 // need it to be the current one. Not thread-safe.
+//
+// Note [Large chunks]
+//
+// The driver takes four calls for a chunk that goes and comes back. Memory that has not moved since
+// it came back the last time is not expected to: it comes back in some kLargeParts chunks. A block
+// holds the whole of its chunk, so they have at most kLargest. The first one, which never goes by
+// itself, is small. All chunks are small from then on if a block has held a large chunk whose other
+// memory was wanted, or if chunks are shared time and again: those that are shared have one size.
 #pragma once
 
 #include <cstddef>
@@ -50,10 +58,17 @@ class CudaVirtualRange {
 
   // Maps memory to `r`, which has none: kept chunks first. False, without effect, if the device
   // lacks the memory.
-  bool map(Range r);
-  // Unmaps the whole chunks in `r`, all of which is mapped, and keeps them. Waits for the device.
-  // Returns their range. The first chunk of all is never among them.
+  bool map(Range r) { return map_in(r, chunk_); }
+  // The same for memory that comes back: see Note [Large chunks].
+  bool map_again(Range r) {
+    came_back_ = true;
+    return map_in(r, moved_ || small_ ? chunk_ : large_chunk(r));
+  }
+  // Unmaps the whole chunks in `r`, all of which is mapped, and keeps them; large ones go to the
+  // device. Waits for the device. Returns their range. The first chunk of all is never among them.
   Range unmap(Range r);
+  // The begin of the large chunk that `offset` lies in; `offset` if there is none.
+  Offset large_chunk_at(Offset offset) const;
   // Chunks of one size, one behind the other, and a file of each by which another process can map
   // them. The files are the range's.
   struct Shared {
@@ -77,7 +92,13 @@ class CudaVirtualRange {
     int file = -1;  // for other processes; none yet
   };
 
-  bool take_chunk(Bytes at_most, Chunk* chunk);
+  static constexpr Bytes kLargeParts = 16;
+  static constexpr Bytes kLargest = Bytes{256} << 20;
+
+  bool map_in(Range r, Bytes chunk_size);
+  Bytes large_chunk(Range r) const;
+  void begin_turn();
+  bool take_chunk(Bytes size, Bytes at_most, Chunk* chunk);
   CudaRuntime::Error create(Chunk* chunk);
   void release(const Chunk& chunk) noexcept;
   void undo(const std::map<Bytes, Chunk>& added) noexcept;
@@ -85,10 +106,15 @@ class CudaVirtualRange {
   const CudaRuntime& runtime_;
   const int device_;
   const Bytes room_;
-  const Bytes chunk_;  // the size of a chunk, but for the last one of a mapping
+  const Bytes chunk_;  // the size of a small chunk, but for the last one of a mapping
   std::uintptr_t begin_ = 0;
   Bytes end_ = 0;
   bool is_shareable_ = true;       // until the device refuses
+  bool came_back_ = false;         // and nothing has happened to it since
+  bool moved_ = false;             // or was shared, since it came back
+  bool is_shared_ = false;         // some of it, at some time
+  bool shared_ = false;            // the same, before it came back
+  bool small_ = false;             // all chunks are small from now on
   std::size_t files_ = 0;          // open ones
   std::map<Bytes, Chunk> chunks_;  // by offset
   std::vector<Chunk> kept_;

@@ -77,7 +77,7 @@ class DeviceMemory {
   // them memory. Returns false, without effect, if there are not so many.
   virtual bool extend(void* /*pool*/, Bytes /*before*/, Bytes /*size*/) { return false; }
 
-  // The next four move memory within a pool that can grow, or within a movable piece. Ranges are
+  // The next five move memory within a pool that can grow, or within a movable piece. Ranges are
   // offsets in it.
 
   // Takes the memory away from whole chunks of `range`, whose content is lost, and keeps it for
@@ -85,9 +85,15 @@ class DeviceMemory {
   // for all work that uses the range.
   virtual Range detach(void* /*pool*/, Range /*range*/) { return {}; }
 
+  // The begin of the chunk that `offset` lies in, where it is larger than others; else `offset`.
+  virtual Offset large_chunk_at(const void* /*pool*/, Offset offset) const { return offset; }
+
   // Gives memory to `range`, a part in whole units of addresses without: at first
   // memory that is kept. Returns false, without effect, if the device has not that much left.
   virtual bool attach(void* /*pool*/, Range /*range*/) { return false; }
+
+  // Like attach(), for memory that detach() and drop_detached() have given to the device.
+  virtual bool attach_again(void* pool, Range range) { return attach(pool, range); }
 
   // The pool ends at `size` from now on. There is no memory behind it.
   virtual void shrink(void* /*pool*/, Bytes /*size*/) noexcept {}

@@ -102,8 +102,8 @@ std::vector<Range> MovingMemory::detach(Bytes size, const std::vector<Range>& fr
   std::vector<Range> gone;
   const Bytes slack = 2 * pool_.chunk;  // whole chunks lie within a range that is so much larger
   for (auto r = from.rbegin(); r != from.rend() && size > 0; ++r) {
-    const Range chunks =
-        device_.detach(pool_.base, {std::max(r->begin, r->end - size - slack), r->end});
+    const Offset enough = device_.large_chunk_at(pool_.base, r->end - size - slack);
+    const Range chunks = device_.detach(pool_.base, {std::max(r->begin, enough), r->end});
     if (chunks.size() <= 0) continue;
     moved_ = true;
     pool_.space.remove_memory(chunks);

@@ -44,7 +44,7 @@ void PartialRelease::release_pieces(Pool& pool, const std::vector<Range>& idle) 
 // In these two, a driver that fails gives no memory. A later call tells if the device is lost.
 bool PartialRelease::attach(Range chunks, const Pool& pool) {
   try {
-    return device_.attach(pool.base, chunks);
+    return device_.attach_again(pool.base, chunks);
   } catch (const Error&) {
     return false;
   }

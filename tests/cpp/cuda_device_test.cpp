@@ -442,6 +442,106 @@ TEST_F(CudaDevice, MemoryMovesWithinAPool) {
   EXPECT_EQ(memory.held().all.bytes.current, 0);
 }
 
+// A pool of 1 GiB comes back in a small chunk and 16 large ones. CudaVirtualRange, Note [Large
+// chunks].
+class CudaLargeChunks : public CudaDevice {
+ protected:
+  static constexpr Bytes kLarge = 66 * kMiB;  // a sixteenth, in whole chunks
+
+  void SetUp() override {
+    CudaDevice::SetUp();
+    pool_ = static_cast<std::byte*>(memory_.allocate_pool(kGiB, /*grows=*/true));
+    come_back();
+  }
+  void TearDown() override {
+    EXPECT_EQ(standin_use(nullptr, pool_, kGiB, 1), kCudaSuccess) << standin_last_complaint();
+    memory_.release(pool_, kGiB);
+    EXPECT_EQ(standin_used(0), 0u);
+    EXPECT_EQ(standin_mappings(), 0);
+    EXPECT_EQ(memory_.held().all.bytes.current, 0);
+    CudaDevice::TearDown();
+  }
+  // Returns the chunks that the driver makes.
+  std::int64_t come_back() {
+    const std::int64_t before = standin_calls("cuMemCreate");
+    EXPECT_TRUE(memory_.suspend(pool_, kGiB));
+    EXPECT_EQ(standin_used(0), 0u);
+    EXPECT_TRUE(memory_.resume(pool_, kGiB));
+    EXPECT_EQ(standin_used(0), std::uint64_t{1} << 30);
+    return standin_calls("cuMemCreate") - before;
+  }
+
+  device::CudaMemory memory_{0};
+  std::byte* pool_ = nullptr;
+};
+
+TEST_F(CudaLargeChunks, MemoryThatDoesNotMoveComesBackInFew) {
+  EXPECT_EQ(come_back(), 17);
+  EXPECT_EQ(memory_.large_chunk_at(pool_, kGiB - 1), 2 * kMiB + 15 * kLarge);
+  EXPECT_EQ(memory_.large_chunk_at(pool_, 2 * kMiB), 2 * kMiB) << "it begins there";
+  EXPECT_EQ(memory_.large_chunk_at(pool_, kMiB), kMiB) << "the first is small";
+  EXPECT_EQ(memory_.large_chunk_at(pool_, 2 * kGiB), 2 * kGiB);
+}
+
+TEST_F(CudaLargeChunks, APartThatGoesComesBackInFew) {
+  const Range part{2 * kMiB + kLarge, 2 * kMiB + 3 * kLarge};
+  EXPECT_EQ(memory_.detach(pool_, part), part);
+  memory_.drop_detached(pool_);
+  EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(kGiB - 2 * kLarge));
+  EXPECT_EQ(memory_.held().all.bytes.current, kGiB - 2 * kLarge);
+  const std::int64_t before = standin_calls("cuMemCreate");
+  EXPECT_TRUE(memory_.attach_again(pool_, part));
+  EXPECT_EQ(standin_calls("cuMemCreate") - before, 2);
+  EXPECT_EQ(come_back(), 17);
+}
+
+TEST_F(CudaLargeChunks, OneThatIsHeldInPartStaysAndIsTheLast) {
+  const Range idle{10 * kMiB, 2 * kMiB + 2 * kLarge};  // a block lies in the first of them
+  EXPECT_EQ(memory_.detach(pool_, idle), (Range{2 * kMiB + kLarge, idle.end}));
+  EXPECT_EQ(standin_use(nullptr, pool_, 2 * kMiB + kLarge, 2), kCudaSuccess);
+  memory_.drop_detached(pool_);
+  EXPECT_TRUE(memory_.attach_again(pool_, {2 * kMiB + kLarge, idle.end}));
+  EXPECT_EQ(come_back(), 512);
+  EXPECT_EQ(memory_.detach(pool_, {10 * kMiB, 20 * kMiB}), (Range{10 * kMiB, 20 * kMiB}));
+  EXPECT_TRUE(memory_.attach(pool_, {10 * kMiB, 20 * kMiB}));
+}
+
+TEST_F(CudaLargeChunks, MemoryMovesInSmallOnes) {
+  const Range large{2 * kMiB + kLarge, 2 * kMiB + 2 * kLarge};
+  EXPECT_EQ(memory_.detach(pool_, large), large);
+  EXPECT_EQ(memory_.held().all.bytes.current, kGiB) << "it is meant for attach()";
+  ASSERT_TRUE(memory_.attach(pool_, {large.begin, large.begin + 10 * kMiB}));
+  EXPECT_EQ(memory_.detach(pool_, {large.begin, large.begin + 2 * kMiB}).size(), 2 * kMiB);
+  ASSERT_TRUE(memory_.attach(pool_, {large.begin, large.begin + 2 * kMiB}));
+  EXPECT_EQ(memory_.held().all.bytes.current, kGiB);
+  ASSERT_TRUE(memory_.attach(pool_, {large.begin + 10 * kMiB, large.end}));
+  memory_.drop_detached(pool_);
+  EXPECT_EQ(come_back(), 512) << "it may move again";
+  EXPECT_EQ(come_back(), 17) << "it has not";
+}
+
+TEST_F(CudaLargeChunks, ADeviceWithoutMemoryGetsAllBack) {
+  EXPECT_TRUE(memory_.suspend(pool_, kGiB));
+  standin_fail("cuMemCreate", 9, kCudaOutOfMemory, 1);
+  EXPECT_FALSE(memory_.resume(pool_, kGiB));
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_TRUE(memory_.resume(pool_, kGiB));
+}
+
+TEST_F(CudaLargeChunks, ThoseThatAreSharedHaveOneSize) {
+  EXPECT_FALSE(memory_.share(pool_ + 2 * kGiB, kMiB)) << "something else lies there";
+  EXPECT_EQ(come_back(), 17);
+  memory_.share(pool_ + 4 * kMiB, kMiB);
+  EXPECT_EQ(come_back(), 512);
+  EXPECT_EQ(come_back(), 17) << "that was all";
+  memory_.share(pool_ + 4 * kMiB, kMiB);
+  EXPECT_EQ(come_back(), 512);
+  EXPECT_EQ(come_back(), 512) << "they are shared again";
+  const auto shared = memory_.share(pool_, kGiB / 4);
+  ASSERT_TRUE(shared);
+  EXPECT_EQ(shared->chunk, 2 * kMiB);
+}
+
 // The last unit of a pool whose size is no multiple of it moves, and the pool grows without it.
 TEST_F(CudaDevice, AnUnevenEndMovesAndGrows) {
   device::CudaMemory memory(0);

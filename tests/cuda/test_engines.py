@@ -262,17 +262,80 @@ def test_an_exception_in_a_phase_is_not_hidden_by_a_lack_of_memory() -> None:
         trainer.step()
 
 
-def test_a_switch_and_back_costs_four_driver_calls_a_chunk() -> None:
-    trainer = Trainer(rows=64)
-    plan_in_force(trainer, shares=False)
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """True if the driver's allocation around the tensor holds all of it."""
+    begin, size = standin.allocation_around(tensor.data_ptr())
+    return tensor.data_ptr() + tensor.nbytes <= begin + size
+
+
+def test_new_memory_is_plain_while_an_engine_works() -> None:
+    plan = plan_in_force(Trainer(rows=1024), shares=False)
+    assert plan.pool >= 256 * MIB, "torch's segments are expandable beside it"
+
+    def request() -> torch.Tensor:
+        return torch.empty(GIB, dtype=torch.uint8, device="cuda")
+
+    assert not _is_whole(request())
+    with stalloc.phase("rollout"):
+        cache = request()
+        assert _is_whole(cache)
+        _return(_share(cache))
+        with stalloc.phase("train"):
+            assert not _is_whole(request())
+        assert _is_whole(cache)
+        assert _is_whole(request())
+    del cache
+    torch.cuda.ipc_collect()
     torch.cuda.empty_cache()
-    memory = ("Create", "Map", "SetAccess", "Unmap", "Release", "AddressReserve", "AddressFree")
-    names = [f"cuMem{name}" for name in memory]
-    names += ["cudaMalloc", "cudaFree", "cudaDeviceSynchronize", "cudaStreamSynchronize"]
-    before = {name: standin.calls(name) for name in names}
+    assert not _is_whole(request())
+
+
+_MEMORY = ("Create", "Map", "SetAccess", "Unmap", "Release", "AddressReserve", "AddressFree")
+_CALLS = (
+    *(f"cuMem{name}" for name in _MEMORY),
+    "cudaMalloc",
+    "cudaFree",
+    "cudaDeviceSynchronize",
+    "cudaStreamSynchronize",
+)
+
+
+def _calls_of_a_switch() -> dict[str, int]:
+    before = {name: standin.calls(name) for name in _CALLS}
     with stalloc.phase("rollout"):
         pass
-    calls = {name: standin.calls(name) - before[name] for name in names}
-    chunks = calls["cuMemCreate"]
-    assert chunks <= 1024
-    assert sum(calls.values()) == 4 * chunks + 2, calls
+    return {name: standin.calls(name) - before[name] for name in _CALLS}
+
+
+def test_a_switch_and_back_costs_four_driver_calls_a_chunk() -> None:
+    trainer = Trainer(rows=512)
+    plan = plan_in_force(trainer, shares=False)
+    torch.cuda.empty_cache()
+    assert plan.pool >= 100 * MIB
+    assert _calls_of_a_switch()["cuMemRelease"] * 2 * MIB >= plan.pool
+    for _ in range(3):
+        trainer.step()
+        calls = _calls_of_a_switch()
+        assert calls["cuMemCreate"] <= 17, calls
+        assert sum(calls.values()) == 4 * calls["cuMemCreate"] + 2, calls
+
+
+def test_a_tensor_in_a_large_chunk_brings_the_small_ones_back() -> None:
+    trainer = Trainer(rows=512)
+    plan = plan_in_force(trainer, shares=False)
+    for _ in range(2):
+        _calls_of_a_switch()
+    x = torch.empty(trainer.rows, trainer.width, device=trainer.device)
+    y = trainer.model(x).detach()
+    used = standin.used()
+    with stalloc.phase("rollout"):
+        kept = plan.pool - (used - standin.used())
+        assert y.nbytes <= kept < plan.pool / 2
+    del x, y
+    stalloc.step()
+    for _ in range(2):
+        assert _calls_of_a_switch()["cuMemCreate"] * 2 * MIB >= plan.pool - 2 * MIB
+        before = stalloc.memory_stats()
+        trainer.step()
+        after = stalloc.memory_stats()
+        assert after["hits"] - before["hits"] == after["planned"]
