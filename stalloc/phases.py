@@ -7,6 +7,7 @@ engine works, and comes back before training goes on:
     none                               reserved
     "train" in some thread             reserved
     "rollout" or "sync" alone          released, but for the memory of tensors in it
+    the same, with lends=True          reserved, and serves the phase
 
 In each thread the innermost phase counts. A phase changes no value: a request without a pool is
 served by the fallback. Thread-safe; switches follow one another.
@@ -36,6 +37,7 @@ class _Entry:
 
     name: str
     engine: Engine | None
+    lends: bool = False
     thread: threading.Thread = field(default_factory=threading.current_thread)
 
 
@@ -92,8 +94,10 @@ class _Phases:
     def _wants_pool(self) -> bool | None:
         """None if no phase is open. Phases of threads that have ended are forgotten."""
         self._open = [entry for entry in self._open if entry.thread.is_alive()]
-        innermost = {entry.thread: entry.name for entry in self._open}
-        return any(_NEEDS_POOL[name] for name in innermost.values()) if innermost else None
+        innermost = {entry.thread: entry for entry in self._open}
+        if not innermost:
+            return None
+        return any(_NEEDS_POOL[entry.name] or entry.lends for entry in innermost.values())
 
     def _switch(self, entry: _Entry) -> None:
         """Releases or acquires the pool, as the open phases want it.
@@ -174,13 +178,14 @@ _phases = _Phases()
 
 
 class _Phase:
-    def __init__(self, name: str, engine: Engine | None) -> None:
+    def __init__(self, name: str, engine: Engine | None, lends: bool) -> None:
         self._name = name
         self._engine = engine
+        self._lends = lends
         self._entries: list[_Entry] = []
 
     def __enter__(self) -> None:
-        entry = _Entry(self._name, self._engine)
+        entry = _Entry(self._name, self._engine, self._lends)
         _phases.enter(entry)
         self._entries.append(entry)
 
@@ -193,7 +198,7 @@ class _Phase:
         _phases.leave(self._entries.pop(), has_failed=kind is not None)
 
 
-def phase(name: str, *, engine: Any = None) -> _Phase:
+def phase(name: str, *, engine: Any = None, lends: bool = False) -> _Phase:
     """A phase of a job in which a trainer and another engine take turns, as a context manager.
 
     Example::
@@ -215,9 +220,11 @@ def phase(name: str, *, engine: Any = None) -> _Phase:
         engine: What `stalloc.engines.engine_of` knows: vLLM's LLM, SGLang's Engine,
             torch_memory_saver. It wakes after the pool has gone, and sleeps before the pool comes
             back. None: the program does that.
+        lends: The phase's memory is torch's in this process, as that of `model.generate` is. The
+            plan holds its requests like others of the iteration, so the pool stays and serves it.
 
     Raises:
-        ValueError: There is no such phase.
+        ValueError: There is no such phase, or an engine is given memory that is lent.
         TypeError: The engine is of no known kind.
         OutOfMemory: On entering or leaving: the pool cannot be reserved again. It stays released,
             and the fallback serves all requests; the next switch tries again. A phase that ends
@@ -225,7 +232,9 @@ def phase(name: str, *, engine: Any = None) -> _Phase:
     """
     if name not in _NEEDS_POOL:
         raise ValueError(f"the phases are {', '.join(map(repr, _NEEDS_POOL))}, not {name!r}")
-    return _Phase(name, None if engine is None else engine_of(engine))
+    if lends and engine is not None:
+        raise ValueError("an engine has memory of its own, so none is lent to it: leave out lends")
+    return _Phase(name, None if engine is None else engine_of(engine), lends)
 
 
 def _reserved() -> int:

@@ -8,7 +8,8 @@
     stalloc.auto()
     trainer.train()
 
-TRL puts vLLM to sleep by itself (`vllm_enable_sleep_mode=True`).
+TRL puts vLLM to sleep by itself (`vllm_enable_sleep_mode=True`). Without vLLM, or with a server of
+it, the pool stays: the model generates in this process, where the plan serves it, or elsewhere.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ __all__ = ["share"]
 
 def share(trainer: Any, engine: Any = None) -> None:
     """Makes each generation of samples a phase "rollout". Called again, it does nothing.
+
+    The pool goes for it if vLLM has memory of its own on this device, or an engine is given.
 
     Args:
         trainer: TRL's GRPOTrainer.
@@ -41,7 +44,8 @@ def share(trainer: Any, engine: Any = None) -> None:
         )
     if hasattr(generate, "__stalloc__"):
         return
-    rollout = phase("rollout", engine=engine)
+    is_alone = engine is None and not _has_vllm_beside(trainer)
+    rollout = phase("rollout", engine=engine, lends=is_alone)
 
     @functools.wraps(generate)
     def generate_in_phase(*args: Any, **kwargs: Any) -> Any:
@@ -50,3 +54,7 @@ def share(trainer: Any, engine: Any = None) -> None:
 
     generate_in_phase.__stalloc__ = True  # type: ignore[attr-defined]
     trainer._generate = generate_in_phase
+
+
+def _has_vllm_beside(trainer: Any) -> bool:
+    return bool(getattr(trainer, "use_vllm", False)) and trainer.vllm_mode == "colocate"

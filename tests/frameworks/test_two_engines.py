@@ -27,6 +27,15 @@ def test_trls_grpo_shares_the_device_with_an_engine(tmp_path: Path) -> None:
     assert figures["stranded"] <= 8 * MIB
 
 
+def test_trls_grpo_is_lent_the_pool_where_the_model_generates(tmp_path: Path) -> None:
+    steps = 25
+    plain, _ = run_isolated(train, tmp_path, steps, False, False)
+    planned, figures = run_isolated(train, tmp_path, steps, True, False)
+    plain.assert_same(planned)
+    assert (figures["rollouts"], figures["released"]) == (steps, 0)
+    assert figures["reserved"] <= 1.03 * figures["load"]
+
+
 def test_a_trainer_without_samples_is_refused() -> None:
     with pytest.raises(stalloc.StallocError, match="object generates no samples"):
         stalloc.integrations.trl.share(object())

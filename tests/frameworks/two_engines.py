@@ -56,8 +56,10 @@ def _rewards(completions: list[str], **_: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
-def train(folder: Path, steps: int, planned: bool) -> tuple[Run, dict[str, int]]:
-    """Trains; then the bytes and phases of the run."""
+def train(
+    folder: Path, steps: int, planned: bool, has_engine: bool = True
+) -> tuple[Run, dict[str, int]]:
+    """Trains; then the bytes and phases of the run. Without an engine, the model generates."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
     from tokenizers import Tokenizer
@@ -102,9 +104,10 @@ def train(folder: Path, steps: int, planned: bool) -> tuple[Run, dict[str, int]]
         ),
         callbacks=[StallocCallback(warmup=1)] if planned else [],
     )
-    # TRL makes its own engine only if vLLM is installed.
-    trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "colocate", -1
-    trainer.vllm_generation = engine = Engine(trainer.model)
+    engine = Engine(trainer.model)
+    if has_engine:  # TRL makes its own only if vLLM is installed
+        trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "colocate", -1
+        trainer.vllm_generation = engine
     if planned:
         stalloc.integrations.trl.share(trainer)
         stalloc.integrations.trl.share(trainer)  # again is nothing

@@ -128,6 +128,41 @@ def test_the_innermost_phase_counts() -> None:
 
 
 @isolated
+def test_a_phase_of_this_process_is_lent_the_pool() -> None:
+    trainer = Trainer()
+    samples = torch.ones(512, 512)
+
+    def iterate(*, lends: bool) -> None:
+        """Samples are half of the iteration's requests, and all of them are the plan's."""
+        nonlocal samples
+        with stalloc.phase("rollout", lends=lends), torch.no_grad():
+            samples = torch.tanh(trainer.model(samples))
+        trainer.step(samples)
+
+    with stalloc.profile(trainer.model) as prof:
+        for _ in range(3):
+            iterate(lends=True)
+    plan = prof.plan()
+    stalloc.enable(plan, model=trainer.model)
+    iterate(lends=True)
+    before = stalloc.memory_stats()
+    with stalloc.phase("rollout", lends=True):
+        assert not _is_released(plan)
+        with stalloc.phase("sync"):
+            assert _is_released(plan)
+        assert not _is_released(plan)
+    for _ in range(3):
+        iterate(lends=True)
+    after = stalloc.memory_stats()
+    assert after["hits"] - before["hits"] == 3 * after["planned"]
+    assert after["run_peak_reserved"] <= 1.03 * after["run_peak_allocated"]
+    assert stalloc.phase_stats()["rollout"]["released"] == 0
+    iterate(lends=False)
+    lost = stalloc.memory_stats()
+    assert lost["hits"] - after["hits"] < after["planned"]
+
+
+@isolated
 def test_one_object_can_be_entered_again() -> None:
     plan = Trainer().enable()
     rollout = stalloc.phase("rollout")
@@ -323,6 +358,8 @@ def test_a_pool_that_the_program_released_stays_released() -> None:
 
 
 def test_bad_phases_and_engines_are_refused() -> None:
+    with pytest.raises(ValueError, match="none is lent to it"):
+        stalloc.phase("rollout", engine=LLM(), lends=True)
     with pytest.raises(ValueError, match="the phases are 'train', 'sync', 'rollout', not 'eval'"):
         stalloc.phase("eval")
     with pytest.raises(TypeError, match="list is no engine that can give back its memory"):
