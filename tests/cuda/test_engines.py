@@ -290,6 +290,40 @@ def test_new_memory_is_plain_while_an_engine_works() -> None:
     assert not _is_whole(request())
 
 
+def test_segments_are_plain_where_nccl_registers_memory() -> None:
+    result = run_alone(
+        """
+import os
+os.environ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"] = "1"
+import torch
+from test_engines import GIB, MIB, _is_whole, plan_in_force
+from training_cuda import Trainer
+
+assert plan_in_force(Trainer(rows=1024)).pool >= 256 * MIB
+assert _is_whole(torch.empty(GIB, dtype=torch.uint8, device="cuda"))
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_phase_leaves_the_memory_of_tensors_in_expandable_segments() -> None:
+    trainer = Trainer(rows=1024)
+    plan = plan_in_force(trainer, shares=False)
+    assert plan.pool >= 256 * MIB
+    weight = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    assert not _is_whole(weight)
+
+    def memory() -> list[int]:
+        return [standin.memory_at(weight.data_ptr() + at) for at in range(0, 64 * MIB, 2 * MIB)]
+
+    registered = memory()
+    assert 0 not in registered
+    with stalloc.phase("rollout"):
+        assert memory() == registered
+    trainer.step()
+    assert memory() == registered
+
+
 _MEMORY = ("Create", "Map", "SetAccess", "Unmap", "Release", "AddressReserve", "AddressFree")
 _CALLS = (
     *(f"cuMem{name}" for name in _MEMORY),
