@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from stalloc import _core, session
 from stalloc._expandable import leave_to_engine
 from stalloc.engines import Engine, engine_of
@@ -172,6 +174,7 @@ class _Phases:
     def _watch(self, entry: _Entry) -> None:
         stats = stats_of_phase(entry.name)
         stats["most_reserved"] = max(stats["most_reserved"], _reserved())
+        stats["most_used"] = max(stats["most_used"], _used())
 
 
 _phases = _Phases()
@@ -239,3 +242,13 @@ def phase(name: str, *, engine: Any = None, lends: bool = False) -> _Phase:
 
 def _reserved() -> int:
     return memory_stats()["reserved"]
+
+
+def _used() -> int:
+    """The device's bytes that are taken: by torch, stalloc, engines and other processes."""
+    current = session.current_session()
+    device = None if current is None else current._adapter.name
+    if device == "cpu" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free)

@@ -67,6 +67,7 @@ class PhaseStats(TypedDict):
     kept: int  #: times that tensors lay in it, whose memory stayed
     most_kept: int  #: bytes: the most of the pool that stayed
     most_reserved: int  #: bytes: the most that was reserved at its switches
+    most_used: int  #: bytes of the device at these, of all engines and processes; 0 on the CPU
 
 
 _phases: dict[str, PhaseStats] = {}
@@ -107,6 +108,7 @@ def stats_of_phase(name: str) -> PhaseStats:
         "kept": 0,
         "most_kept": 0,
         "most_reserved": 0,
+        "most_used": 0,
     }
     return _phases.setdefault(name, none)
 
@@ -280,9 +282,13 @@ def memory_summary(device: torch.device | str | None = None) -> str:
             rule,
         ]
     if phases := phase_stats():
-        lines += [row("phases", "pool released", "reserved at switches"), rule]
+        lines += [row("phases", "pool released", "in use at switches"), rule]
         lines += [
-            row(f"{phase}, {f['entered']:,} times", f"{f['released']:,}", size(f["most_reserved"]))
+            row(
+                f"{phase}, {f['entered']:,} times",
+                f"{f['released']:,}",
+                size(f["most_used"] or f["most_reserved"]),
+            )
             for phase, f in phases.items()
         ]
         lines += [rule]

@@ -32,6 +32,8 @@ for _ in range(20):
     with stalloc.phase("train"):
         trainer.step()
     torch.cuda.empty_cache()
+peak = stalloc.phase_stats()["rollout"]["most_used"]
+assert used - plan.pool + cache.nbytes - (4 << 20) <= peak <= used - plan.pool + cache.nbytes
 before = stalloc.memory_stats()
 trainer.step()
 after = stalloc.memory_stats()
