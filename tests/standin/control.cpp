@@ -150,6 +150,10 @@ uint64_t standin_used(int device) {
   return locked(
       [&](World& w) { return w.memory.devices()[static_cast<std::size_t>(device)].used; });
 }
+uint64_t standin_capacity(int device) {
+  return locked(
+      [&](World& w) { return w.memory.devices()[static_cast<std::size_t>(device)].capacity; });
+}
 uint64_t standin_peak(int device) {
   return locked(
       [&](World& w) { return w.memory.devices()[static_cast<std::size_t>(device)].peak; });
@@ -167,6 +171,19 @@ int64_t standin_accesses(const void* p) {
   return locked([&](World& w) {
     return static_cast<int64_t>(
         std::popcount(w.memory.accesses(reinterpret_cast<standin::Address>(p))));
+  });
+}
+int standin_read(const void* p, void* to, uint64_t bytes) {
+  return locked([&](World& w) { return w.move_contents(to, p, bytes); });
+}
+int standin_write(void* p, const void* from, uint64_t bytes) {
+  return locked([&](World& w) { return w.move_contents(p, from, bytes); });
+}
+int standin_fill(void* p, const void* pattern, uint64_t length, uint64_t bytes) {
+  return locked([&](World& w) {
+    const auto begin = reinterpret_cast<standin::Address>(p);
+    if (w.memory.fill(begin, pattern, length, bytes)) return int{standin::kSuccess};
+    return w.misuse("memory is filled that is not all allocated", standin::kIllegalAddress);
   });
 }
 uint64_t standin_memory_at(const void* p) {

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <functional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "world.h"
 
@@ -53,14 +55,23 @@ bool on_device(World& w, const void* p) {
   return w.memory.piece_around(reinterpret_cast<Address>(p)).has_value();
 }
 
-// Copies from the device give zeros.
-void move(World& w, void* to, const void* from, std::size_t size) {
-  if (on_device(w, to) || size == 0) return;
+bool is_device_address(const void* p) {
+  return Memory::is_device_address(reinterpret_cast<Address>(p));
+}
+
+// Copies from the device give zeros, if no contents are kept.
+int move(World& w, void* to, const void* from, std::size_t size) {
+  if (size == 0) return standin::kSuccess;
+  if (w.memory.keeps_contents() && (is_device_address(to) || is_device_address(from))) {
+    return w.move_contents(to, from, size);
+  }
+  if (on_device(w, to)) return standin::kSuccess;
   if (on_device(w, from)) {
     std::memset(to, 0, size);
   } else {
     std::memmove(to, from, size);
   }
+  return standin::kSuccess;
 }
 
 // The pinned memory of `size` bytes at `p`, if it is that.
@@ -87,12 +98,47 @@ int copy_later(World& w, Stream& stream, void* to, const void* from, std::size_t
     return standin::kSuccess;
   }
   const std::size_t submitted = digest(from, size);
-  w.streams.submit(stream, {{}, [&w, from, size, submitted] {
-                              if (is_pinned(w, from, size) && digest(from, size) == submitted)
-                                return;
-                              w.misuse("pinned memory has changed before it was copied", 0);
+  w.streams.submit(stream, {{}, [&w, to, from, size, submitted] {
+                              if (is_pinned(w, from, size) && digest(from, size) == submitted) {
+                                move(w, to, from, size);
+                              } else {
+                                w.misuse("pinned memory has changed before it was copied", 0);
+                              }
                             }});
   return standin::kSuccess;
+}
+
+// Work of the stream comes first. The host waits for a copy to pageable memory; one from there
+// takes what that holds now.
+int copy_contents(World& w, Stream& stream, void* to, const void* from, std::size_t size) {
+  if (stream.capture) return w.capture_use(stream, nullptr);
+  if (!w.streams.busy()) {
+    w.streams.submit(stream);
+    return move(w, to, from, size);
+  }
+  std::function<void()> copy = [&w, to, from, size] { move(w, to, from, size); };
+  if (!is_device_address(from) && !is_pinned(w, from, size)) {
+    const auto* begin = static_cast<const char*>(from);
+    copy = [&w, to, kept = std::vector<char>(begin, begin + size)] {
+      move(w, to, kept.data(), kept.size());
+    };
+  }
+  w.streams.submit(stream, {{}, std::move(copy)});
+  if (!is_device_address(to) && !is_pinned(w, to, size)) {
+    if (!stream.pending.empty()) ++w.host_waits;
+    w.streams.drain(stream);
+    w.streams.host_saw(stream);
+  }
+  return standin::kSuccess;
+}
+
+int set(void* stream, void* p, int value, std::size_t size, Call& call) {
+  return call([&](World& w) {
+    Stream* s = w.stream(stream, call.name());
+    if (!s) return int{standin::kInvalidHandle};
+    const char byte = static_cast<char>(value);
+    return w.fill(*s, reinterpret_cast<Address>(p), &byte, 1, size);
+  });
 }
 
 }  // namespace
@@ -213,6 +259,15 @@ int cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   });
 }
 
+int cudaHostGetFlags(unsigned* flags, void* p) {
+  static Call call("cudaHostGetFlags");
+  return call([&](World& w) {
+    if (!is_pinned(w, p, 1)) return int{standin::kInvalidValue};
+    *flags = 0;
+    return int{standin::kSuccess};
+  });
+}
+
 struct cudaPointerAttributes {
   int type;  // 0 unknown to CUDA, 1 host, 2 device
   int device;
@@ -256,8 +311,7 @@ int cudaMemcpy(void* to, const void* from, std::size_t size, int /*kind*/) {
     w.streams.submit(*s);
     w.streams.drain(*s);
     w.streams.host_saw(*s);
-    move(w, to, from, size);
-    return int{standin::kSuccess};
+    return move(w, to, from, size);
   });
 }
 
@@ -270,6 +324,7 @@ int cudaMemcpyAsync(void* to, const void* from, std::size_t size, int /*kind*/, 
         (from_device ? is_pinned(w, to, size) : to_device && is_pinned(w, from, size))) {
       return copy_later(w, *s, to, from, size);
     }
+    if (s && w.memory.keeps_contents()) return copy_contents(w, *s, to, from, size);
     move(w, to, from, size);
     return work_on(w, stream, call.name());
   });
@@ -279,6 +334,10 @@ int cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::siz
                       std::size_t width, std::size_t height, int /*kind*/, void* stream) {
   static Call call("cudaMemcpy2DAsync");
   return call([&](World& w) {
+    Stream* s = w.stream(stream, call.name());
+    if (!s) return int{standin::kInvalidHandle};
+    if (s->capture && w.memory.keeps_contents()) return w.capture_use(*s, nullptr);
+    if (w.memory.keeps_contents()) w.streams.drain(*s);
     for (std::size_t row = 0; row < height; ++row) {
       move(w, static_cast<char*>(to) + row * to_pitch,
            static_cast<const char*>(from) + row * from_pitch, width);
@@ -287,9 +346,13 @@ int cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::siz
   });
 }
 
-int cudaMemcpyPeerAsync(void*, int, const void*, int, std::size_t, void* stream) {
+int cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t size, void* stream) {
   static Call call("cudaMemcpyPeerAsync");
-  return call([&](World& w) { return work_on(w, stream, call.name()); });
+  return call([&](World& w) {
+    Stream* s = w.stream(stream, call.name());
+    if (s && w.memory.keeps_contents()) return copy_contents(w, *s, to, from, size);
+    return work_on(w, stream, call.name());
+  });
 }
 
 int cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t, int) {
@@ -297,14 +360,14 @@ int cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t, int) 
   return call([](World&) { return int{standin::kSuccess}; });
 }
 
-int cudaMemset(void*, int, std::size_t) {
+int cudaMemset(void* p, int value, std::size_t size) {
   static Call call("cudaMemset");
-  return call([&](World& w) { return work_on(w, nullptr, call.name()); });
+  return set(nullptr, p, value, size, call);
 }
 
-int cudaMemsetAsync(void*, int, std::size_t, void* stream) {
+int cudaMemsetAsync(void* p, int value, std::size_t size, void* stream) {
   static Call call("cudaMemsetAsync");
-  return call([&](World& w) { return work_on(w, stream, call.name()); });
+  return set(stream, p, value, size, call);
 }
 
 // Handles work within one process only: a handle is the address.

@@ -202,18 +202,17 @@ int mem_import(std::uint64_t* handle, void* shared, int type) {
   });
 }
 
-int memset_d32_async(Address, unsigned, std::size_t, void* stream) {
+int memset_d32_async(Address p, unsigned value, std::size_t count, void* stream) {
   static Call call("cuMemsetD32Async");
   return call([&](World& w) {
     standin::Stream* s = w.stream(stream, call.name());
     if (!s) return int{standin::kInvalidHandle};
-    w.streams.submit(*s);
-    return int{standin::kSuccess};
+    return w.fill(*s, p, &value, sizeof value, count * sizeof value);
   });
 }
 
-int stream_write_value(void* stream, Address, unsigned, unsigned) {
-  return memset_d32_async(0, 0, 0, stream);
+int stream_write_value(void* stream, Address p, unsigned value, unsigned) {
+  return memset_d32_async(p, value, 1, stream);
 }
 
 int device_get(int* device, int ordinal) {

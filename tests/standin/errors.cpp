@@ -24,7 +24,7 @@ constexpr Entry kEntries[] = {
     {kInvalidHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {kSymbolNotFound, "cudaErrorSymbolNotFound", "named symbol not found"},
     {kNotReady, "cudaErrorNotReady", "device not ready"},
-    {700, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {kIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
     {kPeerAlreadyEnabled, "cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"},
     {719, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {kNotSupported, "cudaErrorNotSupported", "operation not supported"},

@@ -14,6 +14,7 @@ enum Error : int {
   kInvalidHandle = 400,
   kSymbolNotFound = 500,
   kNotReady = 600,
+  kIllegalAddress = 700,
   kPeerAlreadyEnabled = 704,
   kCaptureUnsupported = 900,
   kCaptureInvalidated = 901,

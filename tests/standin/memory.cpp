@@ -31,7 +31,9 @@ Address first_gap(const Map& taken, Address base, std::uint64_t size, std::uint6
 }  // namespace
 
 void Memory::configure(int devices, std::uint64_t bytes, std::uint64_t used) {
+  const bool keep = keeps_contents_;
   *this = Memory{};
+  keeps_contents_ = keep;
   devices_.assign(static_cast<std::size_t>(devices), Device{bytes, used, used});
 }
 
@@ -49,7 +51,7 @@ int Memory::allocate(int device, std::uint64_t size, Address* out) {
   const Address base = kPlainBase + static_cast<Address>(device) * kDeviceSpan;
   *out = first_gap(allocations_, base, rounded, kPlainUnit,
                    [](const Allocation& a) { return a.size; });
-  allocations_.emplace(*out, Allocation{rounded, device});
+  allocations_.emplace(*out, Allocation{rounded, device, new_contents(rounded)});
   return kSuccess;
 }
 
@@ -103,7 +105,7 @@ int Memory::create(int device, std::uint64_t size, std::uint64_t* handle, bool s
   if (size == 0 || size % kGranularity != 0) return kInvalidValue;
   if (!take(device, size)) return kOutOfMemory;
   *handle = next_handle_++;
-  handles_.emplace(*handle, Handle{size, device, 1, 0, shareable});
+  handles_.emplace(*handle, Handle{size, device, 1, 0, shareable, new_contents(size)});
   return kSuccess;
 }
 
@@ -217,16 +219,55 @@ std::optional<Memory::Piece> Memory::piece_around(Address address) const {
   if (auto it = allocations_.upper_bound(address); it != allocations_.begin()) {
     --it;
     if (address < it->first + it->second.size) {
-      return Piece{it->first, it->second.size, it->second.device};
+      return Piece{it->first, it->second.size, it->second.device, it->second.contents.get()};
     }
   }
   if (auto it = mappings_.upper_bound(address); it != mappings_.begin()) {
     --it;
     if (address < it->first + it->second.size && it->second.devices) {
-      return Piece{it->first, it->second.size, handles_.at(it->second.handle).device};
+      const Handle& handle = handles_.at(it->second.handle);
+      return Piece{it->first, it->second.size, handle.device, handle.contents.get()};
     }
   }
   return std::nullopt;
+}
+
+std::shared_ptr<Contents> Memory::new_contents(std::uint64_t size) const {
+  return keeps_contents_ ? std::make_shared<Contents>(size) : nullptr;
+}
+
+bool Memory::is_device_address(Address address) { return address >= kPlainBase; }
+
+template <typename Body>
+bool Memory::visit(Address begin, std::uint64_t size, Body body) const {
+  if (!usable(begin, begin + size)) return false;
+  for (std::uint64_t done = 0; done < size;) {
+    const auto piece = piece_around(begin + done);
+    if (!piece->contents) return false;
+    const std::uint64_t offset = begin + done - piece->begin;
+    const std::uint64_t part = std::min(piece->size - offset, size - done);
+    body(*piece->contents, offset, part, done);
+    done += part;
+  }
+  return true;
+}
+
+bool Memory::read(Address begin, void* to, std::uint64_t size) const {
+  return visit(begin, size, [&](Contents& c, auto offset, auto part, auto done) {
+    c.read(offset, static_cast<char*>(to) + done, part);
+  });
+}
+
+bool Memory::write(Address begin, const void* from, std::uint64_t size) {
+  return visit(begin, size, [&](Contents& c, auto offset, auto part, auto done) {
+    c.write(offset, static_cast<const char*>(from) + done, part);
+  });
+}
+
+bool Memory::fill(Address begin, const void* pattern, std::uint64_t length, std::uint64_t size) {
+  return visit(begin, size, [&](Contents& c, auto offset, auto part, auto) {
+    c.fill(offset, pattern, length, part);
+  });
 }
 
 bool Memory::usable(Address begin, Address end) const {

@@ -1,5 +1,6 @@
 // The books of device memory: the taken addresses, and the bytes of each device. There is no memory
-// behind them.
+// behind them, unless contents are kept: then read() and the like copy what the memory holds. It
+// belongs to the allocation or the handle, and goes with it.
 //
 // Addresses lie where no program on x86-64 or arm64 can map anything, so any access faults at once.
 // Placement is first fit, so that freed addresses are reused soon: tests need reuse.
@@ -9,11 +10,13 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "contents.h"
 #include "history.h"
 
 namespace standin {
@@ -29,12 +32,16 @@ class Memory {
   // `used` bytes of each device stay taken.
   void configure(int devices, std::uint64_t bytes, std::uint64_t used = 0);
   std::vector<Device>& devices() { return devices_; }
+  // Sets if new memory keeps what is written to it.
+  void keep_contents(bool keep) { keeps_contents_ = keep; }
+  bool keeps_contents() const { return keeps_contents_; }
 
   // Plain allocations.
   int allocate(int device, std::uint64_t size, Address* out);
   struct Allocation {
     std::uint64_t size = 0;
     int device = 0;
+    std::shared_ptr<Contents> contents;  // null: not kept
   };
   std::optional<Allocation> allocation_at(Address begin) const;
   // `begin` is the begin of an allocation.
@@ -64,8 +71,19 @@ class Memory {
     Address begin = 0;
     std::uint64_t size = 0;
     int device = 0;
+    Contents* contents = nullptr;
   };
   std::optional<Piece> piece_around(Address address) const;
+
+  // What usable memory holds. Each returns false, and does nothing, if the memory is not usable or
+  // keeps nothing.
+  bool read(Address begin, void* to, std::uint64_t size) const;
+  bool write(Address begin, const void* from, std::uint64_t size);
+  // The length of a pattern is 1, 2, 4, 8 or 16, and divides `begin`.
+  bool fill(Address begin, const void* pattern, std::uint64_t length, std::uint64_t size);
+
+  // True for addresses that only this memory can have.
+  static bool is_device_address(Address address);
 
   std::size_t live_allocations() const { return allocations_.size() + handles_.size(); }
   std::size_t live_reservations() const { return reservations_.size(); }
@@ -80,6 +98,7 @@ class Memory {
     int references = 1;
     int mappings = 0;
     bool shareable = false;  // with other processes
+    std::shared_ptr<Contents> contents;
   };
   struct Mapping {
     std::uint64_t size = 0;
@@ -88,6 +107,10 @@ class Memory {
   };
 
   bool take(int device, std::uint64_t size);
+  std::shared_ptr<Contents> new_contents(std::uint64_t size) const;
+  // Calls `body` with each piece's contents, the offset there, the bytes, and the bytes before.
+  template <typename Body>
+  bool visit(Address begin, std::uint64_t size, Body body) const;
   void drop_if_unused(std::uint64_t handle);
 
   std::vector<Device> devices_;
@@ -96,6 +119,7 @@ class Memory {
   std::map<Address, Mapping> mappings_;
   std::unordered_map<std::uint64_t, Handle> handles_;
   std::uint64_t next_handle_ = 1;
+  bool keeps_contents_ = false;
 };
 
 }  // namespace standin

@@ -5,6 +5,12 @@
 // nothing. The library keeps the order of work: streams hold work that completes only when told,
 // and events complete with the work before them.
 //
+// With STANDIN_CONTENTS=1, device memory holds what copies and fills put there: cudaMemcpy and
+// cudaMemset move real bytes, in the order of their streams. Its addresses still cannot be touched.
+// A copy from or to memory that is freed or unmapped is a misuse, and fails as an illegal access.
+// New memory holds nothing of the old: its bytes are 0xff. Copies that a graph captures move
+// nothing at its launch. Kernels still do nothing: tests/cuda/computing.py does their work.
+//
 // Two kinds of errors are counted, each with a sentence that says what happened:
 //
 //   hazard   an address is used for another owner (standin_use), and no stream, event or wait of
@@ -17,7 +23,7 @@
 // Streams are given as cudaStream_t; null is the current device's default stream. Environment at
 // the start, and at standin_reset(): STANDIN_DEVICES (1), STANDIN_MEMORY in bytes a device (80
 // GiB), STANDIN_CONTEXT in bytes of it that are never free, as a driver's own (0), STANDIN_MANUAL
-// (0), STANDIN_VERBOSE (1 prints each complaint to stderr).
+// (0), STANDIN_CONTENTS (0), STANDIN_VERBOSE (1 prints each complaint to stderr).
 //
 // A CUDA build of torch runs on it with LD_PRELOAD set to libcudart.so.13, libcuda.so.1 and, to
 // train, libstandin_cublas.so.
@@ -79,6 +85,7 @@ int64_t standin_misuses(void);
 // next call.
 const char* standin_last_complaint(void);
 
+uint64_t standin_capacity(int device);
 uint64_t standin_used(int device);
 uint64_t standin_peak(int device);
 int64_t standin_allocations(void);   // live: of cudaMalloc, its kin, and of cuMemCreate
@@ -88,6 +95,11 @@ int64_t standin_mappings(void);
 int64_t standin_accesses(const void* p);
 // The handle of the memory of cuMemCreate that is mapped to an address; 0 if there is none.
 uint64_t standin_memory_at(const void* p);
+// What device memory holds, if contents are kept: copied at once, whatever is pending. The length
+// of a pattern is 1, 2, 4, 8 or 16 bytes, and divides the address. Each returns 0, or CUDA's error.
+int standin_read(const void* p, void* to, uint64_t bytes);
+int standin_write(void* p, const void* from, uint64_t bytes);
+int standin_fill(void* p, const void* pattern, uint64_t length, uint64_t bytes);
 // The number of devices with a context; true if this one has a context.
 int64_t standin_contexts(void);
 int standin_has_context(int device);

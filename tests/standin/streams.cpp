@@ -179,6 +179,11 @@ bool Streams::busy(int device) const {
   });
 }
 
+bool Streams::busy() const {
+  return std::any_of(streams_.begin(), streams_.end(),
+                     [](const auto& stream) { return !stream->pending.empty(); });
+}
+
 HandleValue Streams::create_event(int device, bool timed) {
   const HandleValue handle = next_event_ += kStep;
   events_[handle].device = device;

@@ -90,6 +90,7 @@ class Streams {
   const Clock& host() const { return host_; }
   // True if the stream, or the device, has incomplete work.
   bool busy(int device) const;
+  bool busy() const;
 
   HandleValue create_event(int device, bool timed);
   bool destroy_event(HandleValue handle) { return events_.erase(handle) > 0; }

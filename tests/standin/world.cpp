@@ -3,8 +3,10 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iterator>
 
 namespace standin {
@@ -73,6 +75,7 @@ World::World() {
 
 void World::reset() {
   const int devices = static_cast<int>(setting("STANDIN_DEVICES", 1));
+  memory.keep_contents(setting("STANDIN_CONTENTS", 0) != 0);
   memory.configure(devices, setting("STANDIN_MEMORY", std::uint64_t{80} << 30),
                    setting("STANDIN_CONTEXT", 0));
   streams.recycle_handles(false);
@@ -182,6 +185,47 @@ int World::capture_use(Stream& stream, const Use* use) {
   Graph& graph = graphs.at(stream.capture->graph);
   ++graph.nodes;
   if (use) graph.uses.push_back(*use);
+  return kSuccess;
+}
+
+int World::move_contents(void* to, const void* from, std::uint64_t size) {
+  const auto target = reinterpret_cast<Address>(to);
+  const auto source = reinterpret_cast<Address>(from);
+  bool done = true;
+  if (!Memory::is_device_address(target)) {
+    done = memory.read(source, to, size);
+  } else if (!Memory::is_device_address(source)) {
+    done = memory.write(target, from, size);
+  } else {
+    constexpr std::uint64_t kPart = std::uint64_t{1} << 20;
+    std::vector<char> part(std::min(size, kPart));
+    for (std::uint64_t at = 0; at < size && done; at += kPart) {
+      const std::uint64_t bytes = std::min(size - at, kPart);
+      done = memory.read(source + at, part.data(), bytes) &&
+             memory.write(target + at, part.data(), bytes);
+    }
+  }
+  if (done) return kSuccess;
+  char text[120];
+  std::snprintf(text, sizeof text,
+                "%llu bytes are copied from %p to %p, which is not all allocated",
+                static_cast<unsigned long long>(size), from, to);
+  return misuse(text, kIllegalAddress);
+}
+
+int World::fill(Stream& stream, Address begin, const void* pattern, std::uint64_t length,
+                std::uint64_t size) {
+  if (stream.capture) return capture_use(stream, nullptr);
+  if (!memory.keeps_contents() || size == 0) {
+    streams.submit(stream);
+    return kSuccess;
+  }
+  std::array<char, 16> kept{};
+  std::memcpy(kept.data(), pattern, length);
+  streams.submit(stream, {{}, [this, kept, begin, length, size] {
+                            if (memory.fill(begin, kept.data(), length, size)) return;
+                            misuse("memory is filled that is not all allocated", kIllegalAddress);
+                          }});
   return kSuccess;
 }
 

@@ -94,6 +94,13 @@ class World {
   // Adds work to the graph that the stream is captured into.
   int capture_use(Stream& stream, const Use* use);
 
+  // Moves what memory holds, if it is kept: at once, whatever is pending. One address at least is
+  // of a device.
+  int move_contents(void* to, const void* from, std::uint64_t size);
+  // Fills memory, if it is kept, when the stream reaches that. See Memory::fill().
+  int fill(Stream& stream, Address begin, const void* pattern, std::uint64_t length,
+           std::uint64_t size);
+
   // Reports a hazard if the host cannot know that work on this memory is complete before it is
   // freed.
   void check_idle(Address begin, Address end, std::string_view call);
