@@ -64,6 +64,33 @@ def memory_at(address: int) -> int:
     return handle
 
 
+def read(address: int, to: int, size: int) -> None:
+    """Copies from device memory, whose contents are kept, to the host's."""
+    error = _library.standin_read(
+        ctypes.c_void_p(address), ctypes.c_void_p(to), ctypes.c_uint64(size)
+    )
+    assert error == 0, f"error {error}: {complaint()}"
+
+
+def write(address: int, values: int, size: int) -> None:
+    """Copies to device memory from the host's."""
+    error = _library.standin_write(
+        ctypes.c_void_p(address), ctypes.c_void_p(values), ctypes.c_uint64(size)
+    )
+    assert error == 0, f"error {error}: {complaint()}"
+
+
+def fill(address: int, pattern: int, length: int, size: int) -> None:
+    """Fills device memory with a pattern of some bytes of the host's memory."""
+    error = _library.standin_fill(
+        ctypes.c_void_p(address),
+        ctypes.c_void_p(pattern),
+        ctypes.c_uint64(length),
+        ctypes.c_uint64(size),
+    )
+    assert error == 0, f"error {error}: {complaint()}"
+
+
 def drain_all() -> None:
     """Completes all work."""
     _library.standin_drain_all()

@@ -112,7 +112,7 @@ int copy_later(World& w, Stream& stream, void* to, const void* from, std::size_t
 // takes what that holds now.
 int copy_contents(World& w, Stream& stream, void* to, const void* from, std::size_t size) {
   if (stream.capture) return w.capture_use(stream, nullptr);
-  if (!w.streams.busy()) {
+  if (!stream.manual && !w.streams.busy()) {
     w.streams.submit(stream);
     return move(w, to, from, size);
   }

@@ -1,0 +1,124 @@
+"""Runs torch_memory_saver's own tests without stalloc and beside a plan of it, and compares them.
+
+    make test-saver SAVER="--source DIR"
+
+DIR is a checkout of github.com/fzyzcjy/torch_memory_saver, of the version that is installed: its
+source distribution lacks the folder test/examples. Prints a table; the exit status is 0 if the same
+tests pass beside stalloc as without. The logs lie in build/saver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from saver.beside import BESIDE
+
+ROOT = Path(__file__).resolve().parents[2]
+LOGS = ROOT / "build" / "saver"
+STATES = {"without stalloc": "0", "beside stalloc": "1"}
+NOT_OF_MEMORY = "test_merge_cuda_wheels.py"  # tests of the scripts that build the package
+
+
+def pytest_command(*arguments: str) -> list[str]:
+    """A command that runs pytest with the plugin, and nothing of this repository's settings."""
+    command = [sys.executable, "-m", "pytest", "-p", "saver.beside", "-p", "no:cacheprovider"]
+    return [*command, "-c", os.devnull, *arguments]
+
+
+def list_tests(folder: Path) -> list[str]:
+    """The tests of a folder."""
+    done = subprocess.run(
+        pytest_command("--collect-only", "-q", "--rootdir", ".", "--ignore", NOT_OF_MEMORY, "."),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"test-saver: the tests cannot be listed: {done.stdout}{done.stderr}")
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def run(folder: Path, test: str, state: str, timeout: float) -> str:
+    """Runs a test: passed, skipped, failed or timeout."""
+    name = re.sub(r"\W+", "_", f"{test} {state}")
+    environment = os.environ | {BESIDE: STATES[state], "STANDIN_CONTENTS": "1"}
+    environment["STALLOC_CACHE"] = "0"
+    with (LOGS / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(
+            pytest_command("-rA", "--rootdir", ".", "--capture=no", test),
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return "timeout"
+        finally:
+            if process.poll() is None:  # the test's own processes, too
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if process.returncode != 0:
+        return "failed"
+    last = Path(log.name).read_text(errors="replace").strip().splitlines()[-1]
+    return "passed" if "1 passed" in last else "skipped"
+
+
+def table(outcomes: dict[str, dict[str, str]], made: str) -> str:
+    """The outcomes as Markdown."""
+    lines = [f"# torch_memory_saver {version('torch_memory_saver')}: its own tests beside stalloc"]
+    lines += ["", f"On the computing pretended GPU, with torch {torch.__version__}.", ""]
+    lines += ["| test | " + " | ".join(STATES) + " |", "|---|" + "---|" * len(STATES)]
+    for test, found in outcomes.items():
+        lines.append(f"| `{test}` | " + " | ".join(found[state] for state in STATES) + " |")
+    counts = [
+        f"{sum(found[state] == 'passed' for found in outcomes.values())} pass" for state in STATES
+    ]
+    lines.append(f"| all {len(outcomes)} | " + " | ".join(counts) + " |")
+    return "\n".join([*lines, "", made, ""])
+
+
+def main() -> int:
+    """Runs, compares and prints."""
+    parser = argparse.ArgumentParser(prog="saver", description=__doc__.splitlines()[0])
+    parser.add_argument("--source", type=Path, required=True, help="the checkout")
+    parser.add_argument("--test", default="", help="only tests whose names contain this")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for a test")
+    parser.add_argument("--output", type=Path, help="write the table to this file")
+    args = parser.parse_args()
+    LOGS.mkdir(parents=True, exist_ok=True)
+    folder, began = args.source.absolute() / "test", time.monotonic()
+    outcomes: dict[str, dict[str, str]] = {}
+    for test in list_tests(folder):
+        if args.test not in test:
+            continue
+        outcomes[test] = {}
+        for state in STATES:
+            start = time.monotonic()
+            outcome = outcomes[test][state] = run(folder, test, state, args.timeout)
+            print(f"{test}, {state}: {outcome}, {time.monotonic() - start:.0f} s", flush=True)
+    minutes = (time.monotonic() - began) / 60
+    made = f"{minutes:.0f} minutes, {os.cpu_count()} processors."
+    text = table(outcomes, made)
+    print(text)
+    if args.output is not None:
+        args.output.write_text(text)
+    passed = [{test for test in outcomes if outcomes[test][state] == "passed"} for state in STATES]
+    return 0 if outcomes and passed[0] == passed[1] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
