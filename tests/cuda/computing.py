@@ -12,19 +12,18 @@ over. Two tensors that share an address by mistake spoil each other, as on a GPU
     random numbers    follow from the seed and the offset of the CUDA generator, which the operator
                       advances: a generator that is set back gives the same numbers again
     captured graphs   keep their operators, with addresses instead of tensors; a replay runs them
+    sums and means    are added up in double: a CPU's sum of 10^9 floats is less exact than a GPU's
     shapes by values  operators such as nonzero() run on the CPU alone; CUDA allocates the results
 
 Left out: kernels that no operator of ATen launches (torch.compile, Triton, NCCL), work of threads
 that the mode is not entered in, streams whose work waits (standin.set_manual), operators that the
 CPU has no kernel for (fused attention, cuDNN), masks in index_put_(), and sparse or conjugate
-tensors. A captured graph is to outlive the mode in no case.
+tensors. No captured graph may outlive the mode.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +35,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-aten = torch.ops.aten
 Operator = Any  # torch._ops.OpOverload
 
 # Operators without values: what they make holds what its memory held, or nothing is made.
@@ -167,6 +165,20 @@ def _on_cpu(value: Any, copies: dict[Place, Tensor]) -> Any:
     return value
 
 
+def _accumulate(operator: Operator, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """A sum or a mean that is added up in double."""
+    values, dtype = args[0], kwargs.get("dtype") or args[0].dtype
+    if len(operator._schema.arguments) > 2:  # along dimensions
+        total = operator(*args, **(kwargs | {"dtype": torch.float64}))
+    else:
+        parts = values.reshape(-1).split(1 << 24)  # elements: no copy of a large tensor is made
+        total = torch.stack([part.sum(dtype=torch.float64) for part in parts]).sum()
+        if _name(operator) == "mean":
+            total /= values.numel()
+    result: Tensor = total.to(dtype)
+    return result
+
+
 @dataclass
 class _Work:
     """The work of one operator, by addresses: at once, or at each replay of a graph."""
@@ -174,7 +186,9 @@ class _Work:
     operator: Operator
     args: Any
     kwargs: dict[str, Any]
-    written: list[Any]  # of the arguments: places, or others that the CPU's kernel needs no help with
+    written: list[
+        Any
+    ]  # of the arguments: places, or others that the CPU's kernel needs no help with
     device: int
     copies: dict[Place, Tensor] = field(default_factory=dict)
     results: list[Any] = field(default_factory=list)  # places where there are tensors of GPUs
@@ -189,6 +203,8 @@ class _Work:
         args = tree_map(lambda v: _on_cpu(v, self.copies), self.args)
         kwargs = tree_map(lambda v: _on_cpu(v, self.copies), self.kwargs)
         kwargs.pop("pin_memory", None)
+        if _name(self.operator) in ("sum", "mean") and args[0].is_floating_point():
+            return _accumulate(self.operator, args, kwargs)
         if torch.Tag.nondeterministic_seeded not in self.operator.tags:
             return self.operator(*args, **kwargs)
         if kwargs.get("generator") is not None:
