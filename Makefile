@@ -19,6 +19,8 @@ WHEEL_PYTHONS ?= $(foreach v,3.10 3.11 3.12 3.13 3.14,$(shell python$(v) -c 'imp
 WHEEL_TORCHES ?= torch==2.13.0 torch===2.11.0 torch===2.12.0 torch===2.13.0 torch===2.14.1
 # Options of `make test-conformance`, such as "--state native --test pool".
 CONFORMANCE ?=
+# Options of `make test-saver`: "--source DIR" is a checkout of torch_memory_saver.
+SAVER ?=
 JOBS ?= $(shell nproc)
 
 override VENV := $(abspath $(VENV))
@@ -59,6 +61,7 @@ left-out:
 	@printf 'test: %s\n' 'all passed. Not run, since they install gigabytes or need a GPU:' \
 	  '  make test-cuda         native and compat mode, with a CUDA build of torch on a pretended GPU' \
 	  '  make test-conformance  tests of torch, without stalloc and with it, there' \
+	  '  make test-saver        tests of torch_memory_saver, without stalloc and beside it, there' \
 	  '  make test-wheels       the wheel beside several builds of torch' \
 	  '  make test-frameworks   training with Megatron-LM and others' \
 	  '  make gpu-test          training on a GPU'
@@ -89,6 +92,12 @@ test-conformance: setup  ## Compare what passes of torch's own tests, without st
 	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)' -- sh -c ' \
 	  python -m pip install -qq --disable-pip-version-check -r requirements/conformance.txt && \
 	  PYTHONPATH=tests:$$PYTHONPATH python -m conformance --jobs $(JOBS) $(CONFORMANCE)'
+
+.PHONY: test-saver
+test-saver: setup  ## Compare what passes of torch_memory_saver's own tests, without stalloc and beside it
+	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)' -- sh -c ' \
+	  python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/saver.txt && \
+	  PYTHONPATH=tests:$$PYTHONPATH python -m saver $(SAVER)'
 
 .PHONY: bench-cuda
 bench-cuda: setup  ## Measure planned requests, memory on several streams, pinned memory, switches, captured graphs, on a pretended GPU

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import pytest
 from alone import CONTENTS, run_alone
+from torch_memory_saver import configure_subprocess
 
 # In mode "torch" its library ends a process that frees its memory outside a region, with a message
 # that only a region may: so the scripts end first.
@@ -52,7 +56,7 @@ def test_its_memory_takes_turns_with_the_pool() -> None:
 
 
 _VALUES_SCRIPT = """
-import os
+import os, sys
 import standin, torch
 from computing import Computing
 from training_values import Training, train
@@ -60,7 +64,7 @@ from torch_memory_saver import torch_memory_saver
 
 import stalloc
 
-torch_memory_saver.hook_mode = "torch"
+torch_memory_saver.hook_mode = sys.argv[1]
 MIB = 1 << 20
 
 
@@ -99,11 +103,14 @@ with Computing():
     assert found == expected, "weights have changed over switches"
 assert (standin.hazards(), standin.misuses()) == (0, 0), standin.complaint()
 print("done", flush=True)
-os._exit(0)
+if sys.argv[1] == "torch":
+    os._exit(0)
 """
 
 
-def test_its_caches_hold_what_they_are_said_to_and_weights_stay() -> None:
-    done = run_alone(_VALUES_SCRIPT, environment=CONTENTS | {"STALLOC_CACHE": "0"})
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_its_caches_hold_what_they_are_said_to_and_weights_stay(mode: str) -> None:
+    with configure_subprocess() if mode == "preload" else contextlib.nullcontext():
+        done = run_alone(_VALUES_SCRIPT, mode, environment=CONTENTS | {"STALLOC_CACHE": "0"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "done"

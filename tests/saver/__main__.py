@@ -29,6 +29,13 @@ STATES = {"without stalloc": "0", "beside stalloc": "1"}
 NOT_OF_MEMORY = "test_merge_cuda_wheels.py"  # tests of the scripts that build the package
 
 
+def search_path() -> str:
+    """The folders of modules, for processes that run in another folder."""
+    ours = [str(ROOT / folder) for folder in ("tests", "tests/python", "tests/cuda")]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([*ours, *(str(Path(folder).absolute()) for folder in given if folder)])
+
+
 def pytest_command(*arguments: str) -> list[str]:
     """A command that runs pytest with the plugin, and nothing of this repository's settings."""
     command = [sys.executable, "-m", "pytest", "-p", "saver.beside", "-p", "no:cacheprovider"]
@@ -91,6 +98,12 @@ def table(outcomes: dict[str, dict[str, str]], made: str) -> str:
     return "\n".join([*lines, "", made, ""])
 
 
+def _commit() -> str:
+    """The commit that runs; with a `+` if files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+
+
 def main() -> int:
     """Runs, compares and prints."""
     parser = argparse.ArgumentParser(prog="saver", description=__doc__.splitlines()[0])
@@ -100,7 +113,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the table to this file")
     args = parser.parse_args()
     LOGS.mkdir(parents=True, exist_ok=True)
+    os.environ["PYTHONPATH"] = search_path()
     folder, began = args.source.absolute() / "test", time.monotonic()
+    if not (folder / "examples").is_dir():
+        raise SystemExit(f"test-saver: {folder / 'examples'} is missing: take a checkout")
     outcomes: dict[str, dict[str, str]] = {}
     for test in list_tests(folder):
         if args.test not in test:
@@ -111,7 +127,7 @@ def main() -> int:
             outcome = outcomes[test][state] = run(folder, test, state, args.timeout)
             print(f"{test}, {state}: {outcome}, {time.monotonic() - start:.0f} s", flush=True)
     minutes = (time.monotonic() - began) / 60
-    made = f"{minutes:.0f} minutes, {os.cpu_count()} processors."
+    made = f"Commit {_commit()}, {minutes:.0f} minutes, {os.cpu_count()} processors."
     text = table(outcomes, made)
     print(text)
     if args.output is not None:
