@@ -50,6 +50,7 @@ _VALUELESS = {
 }
 _FILLS = {"fill_", "full", "full_like", "new_full", "new_ones", "new_zeros", "ones", "ones_like"}
 _FILLS |= {"zero_", "zeros", "zeros_like"}
+_MASKS = (torch.bool, torch.uint8)
 _ALIGNMENT = 64  # bytes; kernels of the CPU may round differently at other alignments
 _MIX = 0x9E3779B97F4A7C15  # of a generator's offset into a seed
 
@@ -147,6 +148,13 @@ def _is_view(operator: Operator) -> bool:
     return bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
 
 
+def _depends_on_values(operator: Operator, args: Any) -> bool:
+    """True if the shapes of the results follow from values."""
+    if _name(operator) == "index":
+        return any(index is not None and index.dtype in _MASKS for index in args[1])
+    return torch.Tag.dynamic_output_shape in operator.tags
+
+
 def _written(operator: Operator, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an operator writes."""
     found = []
@@ -203,7 +211,8 @@ class _Work:
         args = tree_map(lambda v: _on_cpu(v, self.copies), self.args)
         kwargs = tree_map(lambda v: _on_cpu(v, self.copies), self.kwargs)
         kwargs.pop("pin_memory", None)
-        if _name(self.operator) in ("sum", "mean") and args[0].is_floating_point():
+        sums = _name(self.operator) in ("sum", "mean") and "out" not in kwargs
+        if sums and args[0].is_floating_point():
             return _accumulate(self.operator, args, kwargs)
         if torch.Tag.nondeterministic_seeded not in self.operator.tags:
             return self.operator(*args, **kwargs)
@@ -221,8 +230,6 @@ class _Work:
         for before, after in zip(self.written, self.kept, strict=True):
             if isinstance(before, Place):
                 after.write(self.copies[before])
-        if self.written and not isinstance(outcome, (tuple, list)):
-            return  # the outcome is the argument
         for place, values in zip(self.results, tree_flatten(outcome)[0], strict=True):
             if isinstance(place, Place) and place not in self.kept:
                 assert place.dtype == values.dtype, (self.operator, place.dtype, values.dtype)
@@ -246,8 +253,9 @@ class _Work:
         value: Any = int("ones" in name)
         if "fill" in name or "full" in name:
             arguments = [a.name for a in self.operator._schema.arguments]
-            at = next(arguments.index(a) for a in ("fill_value", "value") if a in arguments)
-            value = self.args[at]
+            argument = "fill_value" if "fill_value" in arguments else "value"
+            at = arguments.index(argument)
+            value = self.args[at] if at < len(self.args) else self.kwargs[argument]
         if isinstance(value, (Tensor, Place)):
             return False
         if places[0].span:
@@ -330,7 +338,8 @@ class Computing(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and not capturing:
             seed = self._seed(device, kwargs.get("generator"))
         with self._lock:
-            if torch.Tag.dynamic_output_shape in func.tags:
+            if _depends_on_values(func, args):
+                assert not capturing, f"{func} cannot be captured"
                 return self._by_values(work)
             if not capturing and _name(func) not in _FILLS:
                 work.read()

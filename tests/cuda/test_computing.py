@@ -32,7 +32,7 @@ def results(device):
     out = torch.empty(0, device=device)
     torch.cumsum(x, 1, out=out)
     found += [out, *torch.topk(x.flatten(), 3), x.sort(descending=True).indices]
-    found.append(x.new_full((2,), 3))
+    found += [x.new_full((2,), 3), x[[2, 0]], x.new_full(size=(2,), fill_value=4)]
     x[1:].add_(x[:-1].clone())
     found += [x, x.tolist(), (x.sum() / 3).item(), bool((x > 5).any()), torch.equal(x, x.clone())]
     ragged = torch.zeros(3, 5, device=device)
