@@ -121,11 +121,13 @@ def main() -> int:
     for test in list_tests(folder):
         if args.test not in test:
             continue
-        outcomes[test] = {}
+        outcomes[test] = dict.fromkeys(STATES, "skipped")
         for state in STATES:
             start = time.monotonic()
             outcome = outcomes[test][state] = run(folder, test, state, args.timeout)
             print(f"{test}, {state}: {outcome}, {time.monotonic() - start:.0f} s", flush=True)
+            if outcome == "skipped":
+                break
     minutes = (time.monotonic() - began) / 60
     made = f"Commit {_commit()}, {minutes:.0f} minutes, {os.cpu_count()} processors."
     text = table(outcomes, made)
