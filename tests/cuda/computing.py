@@ -194,9 +194,7 @@ class _Work:
     operator: Operator
     args: Any
     kwargs: dict[str, Any]
-    written: list[
-        Any
-    ]  # of the arguments: places, or others that the CPU's kernel needs no help with
+    written: list[Any]  # those of the arguments that the operator writes, places like them
     device: int
     copies: dict[Place, Tensor] = field(default_factory=dict)
     results: list[Any] = field(default_factory=list)  # places where there are tensors of GPUs

@@ -4,12 +4,14 @@
 
 DIR is a checkout of github.com/fzyzcjy/torch_memory_saver, of the version that is installed: its
 source distribution lacks the folder test/examples. Prints a table; the exit status is 0 if the same
-tests pass beside stalloc as without. The logs lie in build/saver.
+tests pass beside stalloc as without. The logs and all outcomes lie in build/saver; `--resume` keeps
+the outcomes of an earlier run, and the table names its commit.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -26,6 +28,7 @@ from saver.beside import BESIDE
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "build" / "saver"
 STATES = {"without stalloc": "0", "beside stalloc": "1"}
+OUTCOMES = LOGS / "outcomes.json"
 NOT_OF_MEMORY = "test_merge_cuda_wheels.py"  # tests of the scripts that build the package
 
 
@@ -84,8 +87,9 @@ def run(folder: Path, test: str, state: str, timeout: float) -> str:
     return "passed" if "1 passed" in last else "skipped"
 
 
-def table(outcomes: dict[str, dict[str, str]], made: str) -> str:
+def table(outcomes: dict[str, dict[str, str]]) -> str:
     """The outcomes as Markdown."""
+    commits = sorted({found["commit"] for found in outcomes.values()})
     lines = [f"# torch_memory_saver {version('torch_memory_saver')}: its own tests beside stalloc"]
     lines += ["", f"On the computing pretended GPU, with torch {torch.__version__}.", ""]
     lines += ["| test | " + " | ".join(STATES) + " |", "|---|" + "---|" * len(STATES)]
@@ -95,7 +99,8 @@ def table(outcomes: dict[str, dict[str, str]], made: str) -> str:
         f"{sum(found[state] == 'passed' for found in outcomes.values())} pass" for state in STATES
     ]
     lines.append(f"| all {len(outcomes)} | " + " | ".join(counts) + " |")
-    return "\n".join([*lines, "", made, ""])
+    lines += ["", f"Of commit {', '.join(commits)}; {os.cpu_count()} processors."]
+    return "\n".join([*lines, ""])
 
 
 def _commit() -> str:
@@ -109,28 +114,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="saver", description=__doc__.splitlines()[0])
     parser.add_argument("--source", type=Path, required=True, help="the checkout")
     parser.add_argument("--test", default="", help="only tests whose names contain this")
+    parser.add_argument("--resume", action="store_true", help="run what has no outcome yet")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for a test")
     parser.add_argument("--output", type=Path, help="write the table to this file")
     args = parser.parse_args()
     LOGS.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = search_path()
-    folder, began = args.source.absolute() / "test", time.monotonic()
+    folder, commit = args.source.absolute() / "test", _commit()
     if not (folder / "examples").is_dir():
         raise SystemExit(f"test-saver: {folder / 'examples'} is missing: take a checkout")
     outcomes: dict[str, dict[str, str]] = {}
+    if args.resume and OUTCOMES.exists():
+        outcomes = json.loads(OUTCOMES.read_text())
     for test in list_tests(folder):
-        if args.test not in test:
+        if args.test not in test or test in outcomes:
             continue
-        outcomes[test] = dict.fromkeys(STATES, "skipped")
+        found = dict.fromkeys(STATES, "skipped") | {"commit": commit}
         for state in STATES:
             start = time.monotonic()
-            outcome = outcomes[test][state] = run(folder, test, state, args.timeout)
+            outcome = found[state] = run(folder, test, state, args.timeout)
             print(f"{test}, {state}: {outcome}, {time.monotonic() - start:.0f} s", flush=True)
             if outcome == "skipped":
                 break
-    minutes = (time.monotonic() - began) / 60
-    made = f"Commit {_commit()}, {minutes:.0f} minutes, {os.cpu_count()} processors."
-    text = table(outcomes, made)
+        outcomes[test] = found
+        OUTCOMES.write_text(json.dumps(outcomes, indent=1))
+    text = table(outcomes)
     print(text)
     if args.output is not None:
         args.output.write_text(text)
