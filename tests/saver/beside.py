@@ -1,12 +1,14 @@
 """A plugin for pytest, by which torch_memory_saver's tests run on the computing pretended GPU.
 
 Each of its tests runs a function in a process of its own. There the function runs on a GPU that
-computes, and with STALLOC_BESIDE=1 between two steps of a trainer whose plan is in force. The test
+computes. With STALLOC_BESIDE=plan it runs between two steps of a trainer whose plan is in force,
+with STALLOC_BESIDE=rollout in a phase between them, in which the plan's pool is away. The test
 fails if the step after it is not served as planned, or if the stand-in finds a hazard or a misuse.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -24,8 +26,8 @@ def run_computing(function: Callable[..., None], **arguments: Any) -> None:
     from computing import Computing
 
     with Computing() as computing:
-        if os.environ.get(BESIDE) == "1":
-            _run_beside(functools.partial(function, **arguments))
+        if os.environ.get(BESIDE):
+            _run_beside(functools.partial(function, **arguments), os.environ[BESIDE])
         else:
             function(**arguments)
     errors = standin.hazards(), standin.misuses()
@@ -33,7 +35,7 @@ def run_computing(function: Callable[..., None], **arguments: Any) -> None:
     print(f"{computing.operators} operators were computed", flush=True)
 
 
-def _run_beside(function: Callable[[], None]) -> None:
+def _run_beside(function: Callable[[], None], state: str) -> None:
     import torch
     from test_engines import plan_in_force
     from training_cuda import Trainer
@@ -41,14 +43,15 @@ def _run_beside(function: Callable[[], None]) -> None:
     import stalloc
     from stalloc import _core
 
-    # Tests measure what they take of the device. Between iterations stalloc gives the idle pool back
-    # when others take memory: so the pool is small.
-    trainer = Trainer(rows=16)
+    # Tests measure what they take of the device. Between iterations stalloc gives the idle pool
+    # back when others take memory: so it is small, unless it is away.
+    trainer = Trainer(rows=512 if state == "rollout" else 16)
     plan_in_force(trainer)
     before = stalloc.memory_stats("cuda:0")
     assert before["hits"] > 0, "the plan is not in force"
-    function()
-    torch.cuda.set_device(0)
+    with stalloc.phase("rollout") if state == "rollout" else contextlib.nullcontext():
+        function()
+        torch.cuda.set_device(0)
     trainer.step()  # the test's requests may have come into the middle of an iteration
     before = stalloc.memory_stats("cuda:0")
     trainer.step()
