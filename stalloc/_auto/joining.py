@@ -58,7 +58,7 @@ def joined(traces: Sequence[Trace]) -> Trace:
 
 def _part(trace: Trace, first: int = 0) -> _Part:
     begin, end = trace.iterations[first], trace.iterations[-1]
-    requests, phases = _columns(trace.requests), _columns(trace.phases)
+    requests, phases = columns_of(trace.requests), columns_of(trace.phases)
     spans = np.flatnonzero((phases["iteration"] >= first) & (phases["begin"] <= end))
     spans = spans[phases["iteration"][spans] < len(trace.iterations) - 1]
     low, high = (int(spans[0]), int(spans[-1]) + 1) if len(spans) else (0, 0)
@@ -148,7 +148,8 @@ def _joined(parts: Sequence[_Part], info: Mapping[str, str]) -> Trace:
     )
 
 
-def _columns(table: Any) -> Columns:
+def columns_of(table: Any) -> Columns:
+    """The columns of a table of a trace, by name."""
     return {field.name: np.array(getattr(table, field.name), np.int64) for field in fields(table)}
 
 
