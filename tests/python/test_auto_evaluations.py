@@ -43,3 +43,37 @@ def test_the_requests_of_evaluations_are_told_apart() -> None:
     line = said.getvalue().splitlines()[-1]
     assert f", {served / training:.2%} of training's requests as planned" in line
     assert line.endswith("% of evaluations'")
+
+
+class Scoring(Silent):
+    """It scores two splits after each sixth iteration, and keeps the best scores."""
+
+    def finish(self) -> None:
+        super().finish()
+        if self.steps % 6:
+            return
+        self.model.eval()
+        with torch.no_grad():
+            self.scores = [self.score(split) for split in range(2)]
+        self.model.train()
+
+    def score(self, split: int) -> torch.Tensor:
+        losses = torch.zeros(3)
+        for i in range(3):
+            rows = [tokens(self.steps, 3 * split + i)[row].clone() for row in (0, 1)]
+            losses[i] = loss_of(self.model, torch.stack(rows))
+        return losses.mean()
+
+
+@isolated
+def test_numbers_that_a_loop_keeps_displace_no_planned_requests() -> None:
+    a, b = twins()
+    plain, trainer = Scoring(a.model), Scoring(b.model)
+    train(None, plain, 30)
+    with stalloc.auto(time_limit=0.1) as auto:
+        train(auto, trainer, 30)
+        status = stalloc.status()
+    assert_same(plain, trainer)
+    training = status["requests"] - status["evaluation_requests"]
+    served = status["served_as_planned"] - status["evaluation_served_as_planned"]
+    assert served >= 0.999 * training
