@@ -5,6 +5,7 @@
 On the pretended GPU (tests/standin). 200 times, the trainer's memory goes, an engine takes and
 returns 2 GiB, and the trainer takes a step. Under torch, its cache goes at each switch. Under
 stalloc, the plan's pool goes: virtual memory, the same with the last output alive, plain memory.
+Where batches change, they have 1,024 to 4,096 rows; the largest is not in the profile.
 Under torch_memory_saver, the memory of the steps is torch's in its region, which is paused. Each
 has a process of its own. Calls are those of a switch and back, without the step. Prints a table;
 with `--output NAME` writes NAME.json.
@@ -19,7 +20,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -52,6 +55,8 @@ _WAYS = (
     "stalloc, virtual",
     "stalloc, virtual, a tensor lives",
     "stalloc, plain",
+    "torch_memory_saver, batches change",
+    "stalloc, virtual, batches change",
 )
 
 
@@ -97,13 +102,13 @@ def _calls() -> int:
     return sum(int(PRETENDED.standin_calls(name.encode())) for name in _CALLS)
 
 
-def _trainer() -> Callable[[], Tensor]:
+def _trainer(rows: Iterator[int]) -> Callable[[], Tensor]:
     """A step, which returns the model's output."""
     model = nn.Sequential(*(Block(WIDTH) for _ in range(LAYERS))).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> Tensor:
-        y: Tensor = model(torch.empty(ROWS, WIDTH, device="cuda"))
+        y: Tensor = model(torch.empty(next(rows), WIDTH, device="cuda"))
         y.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -127,12 +132,14 @@ def _paused(saver: Any) -> Iterator[None]:
 
 
 def _measure(way: str) -> Row:
-    step = _trainer()
+    random = Random(0)
+    changes = way.endswith("change")
+    step = _trainer(random.randint(ROWS // 4, ROWS) if changes else ROWS for _ in count())
     plan = saver = None
     if way == "torch":
         for _ in range(PROFILED):
             step()
-    elif way == "torch_memory_saver":
+    elif way.startswith("torch_memory_saver"):
         saver = _memory_saver()
         step()  # the states of the optimizer stay outside
         step = saver.region()(step)

@@ -93,7 +93,7 @@ Bytes CudaVirtualRange::large_chunk(Range r) const {
 bool CudaVirtualRange::take_chunk(Bytes size, Bytes at_most, Chunk* chunk) {
   const auto kept = std::ranges::find_if(kept_, [&](const Chunk& c) { return c.size <= at_most; });
   if (kept != kept_.end()) {
-    moved_ = true;
+    small_turns_ = std::max(small_turns_, 1);
     *chunk = *kept;
     kept_.erase(kept);
     return true;
@@ -158,13 +158,30 @@ Offset CudaVirtualRange::large_chunk_at(Offset offset) const {
 // Something happens to the memory for the first time since it came back.
 void CudaVirtualRange::begin_turn() {
   if (!std::exchange(came_back_, false)) return;
-  moved_ = false;
+  in_the_way_ = false;
   shared_ = is_shared_;
+}
+
+void CudaVirtualRange::be_in_the_way() {
+  if (std::exchange(in_the_way_, true)) return;
+  small_turns_ = std::max(small_turns_, next_small_turns_);
+  next_small_turns_ = std::min(2 * next_small_turns_, kMostSmallTurns);
+}
+
+bool CudaVirtualRange::map_again(Range r) {
+  if (!std::exchange(came_back_, true)) {
+    if (is_mapped() && in_the_way_) small_turns_ = kAllTurns;
+    small_ = small_turns_ > 0;
+    small_turns_ -= small_ ? 1 : 0;
+  }
+  return map_in(r, small_ ? chunk_ : large_chunk(r));
 }
 
 Range CudaVirtualRange::unmap(Range r) {
   begin_turn();
-  for (const Offset border : {r.begin, r.end}) small_ = small_ || large_chunk_at(border) != border;
+  for (const Offset border : {r.begin, r.end}) {
+    if (large_chunk_at(border) != border) be_in_the_way();
+  }
   auto chunk = chunks_.lower_bound(std::max<Bytes>(r.begin, 1));
   if (chunk == chunks_.end() || chunk->first + chunk->second.size > r.end) return {};
   if (runtime_.device_synchronize()) {  // no memory moves then
@@ -195,8 +212,9 @@ Range CudaVirtualRange::unmap(Range r) {
 std::optional<CudaVirtualRange::Shared> CudaVirtualRange::share(Range r) {
   if (!is_mapped_at(r.begin) || !is_shareable_) return std::nullopt;
   begin_turn();
-  small_ = small_ || shared_;
-  moved_ = is_shared_ = true;
+  if (shared_) be_in_the_way();
+  small_turns_ = std::max(small_turns_, 1);
+  is_shared_ = true;
   auto chunk = std::prev(chunks_.upper_bound(r.begin));
   Shared result{begin_ + in_bytes(chunk->first), chunk->second.size, {}};
   for (Bytes end = chunk->first; end < r.end; end += result.chunk, ++chunk) {

@@ -13,8 +13,9 @@
 // The driver takes four calls for a chunk that goes and comes back. Memory that has not moved since
 // it came back the last time is not expected to: it comes back in some kLargeParts chunks. A block
 // holds the whole of its chunk, so they have at most kLargest. The first one, which never goes by
-// itself, is small. All chunks are small from then on if a block has held a large chunk whose other
-// memory was wanted, or if chunks are shared time and again: those that are shared have one size.
+// itself, is small. After a turn in which memory moves or is shared, the next one has small chunks.
+// Where a large one is in the way of either, so have the next 2, 4, 8 turns; and all turns where a
+// block has held one while the rest went.
 #pragma once
 
 #include <cstddef>
@@ -60,10 +61,7 @@ class CudaVirtualRange {
   // lacks the memory.
   bool map(Range r) { return map_in(r, chunk_); }
   // The same for memory that comes back: see Note [Large chunks].
-  bool map_again(Range r) {
-    came_back_ = true;
-    return map_in(r, moved_ || small_ ? chunk_ : large_chunk(r));
-  }
+  bool map_again(Range r);
   // Unmaps the whole chunks in `r`, all of which is mapped, and keeps them; large ones go to the
   // device. Waits for the device. Returns their range. The first chunk of all is never among them.
   Range unmap(Range r);
@@ -94,10 +92,12 @@ class CudaVirtualRange {
 
   static constexpr Bytes kLargeParts = 16;
   static constexpr Bytes kLargest = Bytes{256} << 20;
+  static constexpr int kMostSmallTurns = 64, kAllTurns = 1 << 30;
 
   bool map_in(Range r, Bytes chunk_size);
   Bytes large_chunk(Range r) const;
   void begin_turn();
+  void be_in_the_way();
   bool take_chunk(Bytes size, Bytes at_most, Chunk* chunk);
   CudaRuntime::Error create(Chunk* chunk);
   void release(const Chunk& chunk) noexcept;
@@ -111,10 +111,12 @@ class CudaVirtualRange {
   Bytes end_ = 0;
   bool is_shareable_ = true;       // until the device refuses
   bool came_back_ = false;         // and nothing has happened to it since
-  bool moved_ = false;             // or was shared, since it came back
   bool is_shared_ = false;         // some of it, at some time
   bool shared_ = false;            // the same, before it came back
-  bool small_ = false;             // all chunks are small from now on
+  bool in_the_way_ = false;        // a large chunk, since it came back
+  bool small_ = false;             // it came back in small chunks
+  int small_turns_ = 0;            // that are to come
+  int next_small_turns_ = 1;       // where a large chunk is in the way again
   std::size_t files_ = 0;          // open ones
   std::map<Bytes, Chunk> chunks_;  // by offset
   std::vector<Chunk> kept_;

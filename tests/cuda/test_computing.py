@@ -12,7 +12,9 @@ print("done", flush=True)
 
 
 def _run(script: str, *arguments: str) -> None:
-    done = run_alone(script + _END, *arguments, environment=CONTENTS | {"STALLOC_CACHE": "0"})
+    # training_cuda lets autograd's worker end before Python does.
+    script = f"import training_cuda\n{script}{_END}"
+    done = run_alone(script, *arguments, environment=CONTENTS | {"STALLOC_CACHE": "0"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "done"
 
