@@ -75,7 +75,7 @@ def main() -> None:
     ]
     for row in rows:
         print(
-            f"{row['allocator']:<34}reserved/load {row['reserved'] / row['load']:.3f}"
+            f"{row['allocator']:<36}reserved/load {row['reserved'] / row['load']:.3f}"
             f"  pool {row['pool']:>13,}  stranded {row['stranded']:>13,}"
             f"  calls {row['calls']:>9,.1f}  leaked {row['leaked']}  misuses {row['misuses']}"
         )
@@ -195,7 +195,8 @@ def _measure(way: str) -> Row:
         peak = max(peak, _used())
     kept.clear()
     torch.cuda.empty_cache()
-    leaked = _used() - used
+    # The memory of the largest batch so far stays.
+    leaked = None if changes else _used() - used
     if weight.untyped_storage()._share_cuda_()[1] != handle[1]:
         raise RuntimeError("the handle of the shared weight has changed")
     return {

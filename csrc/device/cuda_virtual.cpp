@@ -155,6 +155,14 @@ Offset CudaVirtualRange::large_chunk_at(Offset offset) const {
   return chunk.size > chunk_ && offset < at + chunk.size ? at : offset;
 }
 
+// True if a large chunk at the border of `r` stays, of which a small one would go.
+bool CudaVirtualRange::hides_small_chunk(Range r, Offset border) const {
+  const Offset at = large_chunk_at(border);
+  if (at == border) return false;
+  const Offset end = std::min(r.end, at + chunks_.at(at).size);
+  return (end - at) / chunk_ * chunk_ - align_up(std::max(r.begin, at) - at, chunk_) >= chunk_;
+}
+
 // Something happens to the memory for the first time since it came back.
 void CudaVirtualRange::begin_turn() {
   if (!std::exchange(came_back_, false)) return;
@@ -170,7 +178,8 @@ void CudaVirtualRange::be_in_the_way() {
 
 bool CudaVirtualRange::map_again(Range r) {
   if (!std::exchange(came_back_, true)) {
-    if (is_mapped() && in_the_way_) small_turns_ = kAllTurns;
+    if (is_mapped() && holds_back_) small_turns_ = kAllTurns;
+    holds_back_ = false;
     small_ = small_turns_ > 0;
     small_turns_ -= small_ ? 1 : 0;
   }
@@ -179,8 +188,9 @@ bool CudaVirtualRange::map_again(Range r) {
 
 Range CudaVirtualRange::unmap(Range r) {
   begin_turn();
-  for (const Offset border : {r.begin, r.end}) {
-    if (large_chunk_at(border) != border) be_in_the_way();
+  if (hides_small_chunk(r, r.begin) || hides_small_chunk(r, r.end)) {
+    holds_back_ = true;
+    be_in_the_way();
   }
   auto chunk = chunks_.lower_bound(std::max<Bytes>(r.begin, 1));
   if (chunk == chunks_.end() || chunk->first + chunk->second.size > r.end) return {};

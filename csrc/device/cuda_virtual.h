@@ -59,7 +59,10 @@ class CudaVirtualRange {
 
   // Maps memory to `r`, which has none: kept chunks first. False, without effect, if the device
   // lacks the memory.
-  bool map(Range r) { return map_in(r, chunk_); }
+  bool map(Range r) {
+    holds_back_ = false;
+    return map_in(r, chunk_);
+  }
   // The same for memory that comes back: see Note [Large chunks].
   bool map_again(Range r);
   // Unmaps the whole chunks in `r`, all of which is mapped, and keeps them; large ones go to the
@@ -97,6 +100,7 @@ class CudaVirtualRange {
   bool map_in(Range r, Bytes chunk_size);
   Bytes large_chunk(Range r) const;
   void begin_turn();
+  bool hides_small_chunk(Range r, Offset border) const;
   void be_in_the_way();
   bool take_chunk(Bytes size, Bytes at_most, Chunk* chunk);
   CudaRuntime::Error create(Chunk* chunk);
@@ -114,6 +118,7 @@ class CudaVirtualRange {
   bool is_shared_ = false;         // some of it, at some time
   bool shared_ = false;            // the same, before it came back
   bool in_the_way_ = false;        // a large chunk, since it came back
+  bool holds_back_ = false;        // a large chunk, since memory was mapped
   bool small_ = false;             // it came back in small chunks
   int small_turns_ = 0;            // that are to come
   int next_small_turns_ = 1;       // where a large chunk is in the way again
