@@ -250,5 +250,8 @@ def _used() -> int:
     device = None if current is None else current._adapter.name
     if device == "cpu" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
-    free, total = torch.cuda.mem_get_info(device)
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # the device is lost, which the exception that ends the phase says
+        return 0
     return int(total - free)

@@ -10,15 +10,23 @@ from typing import Any
 from stalloc.errors import StallocError
 from stalloc.phases import phase
 
-_Step = Callable[[], None]
+_Step = Callable[..., None]
+"""Gets the arguments of the method."""
 
 
-def _nothing() -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
 def take_turns(
-    worker: Any, *, begins: tuple[str, ...], ends: tuple[str, ...], wakes: bool, kind: str
+    worker: Any,
+    *,
+    begins: tuple[str, ...],
+    ends: tuple[str, ...],
+    wakes: bool,
+    kind: str,
+    trains: bool = False,
+    shares_device: Callable[..., bool] | None = None,
 ) -> None:
     """Makes the time between these methods of a worker a phase "rollout". Again, it does nothing.
 
@@ -30,6 +38,10 @@ def take_turns(
         wakes: The first ones wake the engine, so the pool goes before them. Otherwise it goes
             after them, when more tensors have left it.
         kind: The worker, for a message.
+        trains: The last ones train, so the pool comes back before them. Otherwise it comes back
+            after them, when the engine has given its memory back.
+        shares_device: Tells by the arguments of a first method if the engine's turn begins with
+            it. None: always.
 
     Raises:
         StallocError: The worker lacks these methods.
@@ -47,13 +59,13 @@ def take_turns(
     rollout = phase("rollout")
     is_open = False
 
-    def begin() -> None:
+    def begin(*args: Any, **kwargs: Any) -> None:
         nonlocal is_open
-        if not is_open:
+        if not is_open and (shares_device is None or shares_device(*args, **kwargs)):
             rollout.__enter__()
             is_open = True
 
-    def end() -> None:
+    def end(*_: Any, **__: Any) -> None:
         nonlocal is_open
         if is_open:
             is_open = False
@@ -63,7 +75,8 @@ def take_turns(
         first, last = (begin, _nothing) if wakes else (_nothing, begin)
         setattr(worker, name, _wrapped(getattr(worker, name), first, last, fails=end))
     for name in present:
-        setattr(worker, name, _wrapped(getattr(worker, name), _nothing, end, fails=_nothing))
+        first, last = (end, _nothing) if trains else (_nothing, end)
+        setattr(worker, name, _wrapped(getattr(worker, name), first, last, fails=_nothing))
 
 
 def _wrapped(method: Callable[..., Any], first: _Step, last: _Step, fails: _Step) -> Any:
@@ -72,13 +85,13 @@ def _wrapped(method: Callable[..., Any], first: _Step, last: _Step, fails: _Step
 
         @functools.wraps(method)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            first()
+            first(*args, **kwargs)
             try:
                 result = await method(*args, **kwargs)
             except BaseException:
-                fails()
+                fails(*args, **kwargs)
                 raise
-            last()
+            last(*args, **kwargs)
             return result
 
         awaited.__stalloc__ = True  # type: ignore[attr-defined]
@@ -86,13 +99,13 @@ def _wrapped(method: Callable[..., Any], first: _Step, last: _Step, fails: _Step
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
-        first()
+        first(*args, **kwargs)
         try:
             result = method(*args, **kwargs)
         except BaseException:
-            fails()
+            fails(*args, **kwargs)
             raise
-        last()
+        last(*args, **kwargs)
         return result
 
     called.__stalloc__ = True  # type: ignore[attr-defined]

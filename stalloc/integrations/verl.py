@@ -5,11 +5,13 @@
     stalloc.integrations.verl.share(worker)  # in the worker's process
     stalloc.auto()
 
-The engine works from `rollout_mode()`, which wakes it, to `trainer_mode()`.
+The engine works from `update_weights()`, which wakes it, to the next method that trains or computes
+log-probabilities. With verl 0.6 it works from `rollout_mode()` to `trainer_mode()`.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from stalloc.integrations._turns import take_turns
@@ -26,10 +28,25 @@ def share(worker: Any) -> None:
     Raises:
         StallocError: The worker lacks these methods.
     """
+    kind = "worker of verl that samples"
+    if hasattr(worker, "trainer_mode"):
+        begins, ends = ("rollout_mode",), ("trainer_mode",)
+        take_turns(worker, begins=begins, ends=ends, wakes=True, kind=kind)
+        return
     take_turns(
         worker,
-        begins=("rollout_mode",),
-        ends=("trainer_mode",),
+        begins=("update_weights",),
+        ends=("compute_log_prob", "compute_ref_log_prob", "update_actor"),
         wakes=True,
-        kind="worker of verl that samples",
+        kind=kind,
+        trains=True,
+        shares_device=functools.partial(_shares_device, worker),
     )
+
+
+def _shares_device(
+    worker: Any, global_steps: int | None = None, mode: str = "auto", **_: Any
+) -> bool:
+    """False if `update_weights()` sends the weights to an engine on other devices."""
+    rollout = worker.config.rollout
+    return bool((rollout.checkpoint_engine.backend if mode == "auto" else mode) == "naive")

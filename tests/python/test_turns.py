@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -43,7 +44,29 @@ class Worker(Trainer):
 
 
 class VerlWorker(Worker):
-    """verl's ActorRolloutRefWorker."""
+    """verl's ActorRolloutRefWorker, 0.7 and later."""
+
+    def __init__(self, backend: str = "naive") -> None:
+        super().__init__()
+        engine = SimpleNamespace(backend=backend)
+        self.config = SimpleNamespace(rollout=SimpleNamespace(checkpoint_engine=engine))
+        self.had_pool = False
+
+    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> None:
+        self.had_pool = self.has_pool  # the engine wakes here
+        await asyncio.sleep(0)
+        self.may_fail()
+
+    def compute_log_prob(self, data: int) -> int:
+        assert self.has_pool
+        return data
+
+    def update_actor(self, data: int) -> int:
+        return data + self.train()
+
+
+class OldVerlWorker(Worker):
+    """verl's ActorRolloutRefWorker, 0.6."""
 
     async def rollout_mode(self) -> None:
         assert not self.has_pool, "the engine wakes here"
@@ -105,6 +128,38 @@ class NeMoWorker(Worker):
 @isolated
 def test_verls_engine_has_the_memory_of_the_pool_in_its_turns() -> None:
     worker = VerlWorker()
+    for _ in range(2):
+        stalloc.integrations.verl.share(worker)
+    for turn in range(3):
+        asyncio.run(worker.update_weights(global_steps=turn))
+        assert not worker.had_pool
+        assert not worker.has_pool, "the engine samples"
+        assert worker.compute_log_prob(3) == 3
+        assert worker.update_actor(0) == 0, "all planned requests are served"
+    worker.fails = True
+    with pytest.raises(RuntimeError, match="no memory for the cache"):
+        asyncio.run(worker.update_weights())
+    assert worker.has_pool, "the turn has not begun"
+    worker.fails = False
+    asyncio.run(worker.update_weights(3, "nccl"))
+    assert worker.had_pool, "the engine has other devices"
+    assert stalloc.phase_stats()["rollout"]["entered"] == 4
+
+
+@isolated
+def test_verls_engine_on_other_devices_leaves_the_pool() -> None:
+    worker = VerlWorker(backend="nixl")
+    stalloc.integrations.verl.share(worker)
+    asyncio.run(worker.update_weights(0))
+    assert worker.had_pool
+    asyncio.run(worker.update_weights(1, mode="naive"))
+    assert not worker.had_pool
+    assert worker.update_actor(0) == 0
+
+
+@isolated
+def test_an_older_verls_engine_has_the_memory_of_the_pool_in_its_turns() -> None:
+    worker = OldVerlWorker()
     for _ in range(2):
         stalloc.integrations.verl.share(worker)
     for _ in range(3):
@@ -171,7 +226,7 @@ def test_nemo_rls_engine_has_the_memory_of_the_pool_in_its_turns() -> None:
 
 def test_other_workers_are_refused() -> None:
     for module, lacks in (
-        (stalloc.integrations.verl, r"rollout_mode\(\)"),
+        (stalloc.integrations.verl, r"update_weights\(\)"),
         (stalloc.integrations.openrlhf, r"offload_states\(\)"),
         (stalloc.integrations.skyrl, r"offload_to_cpu\(\)"),
         (stalloc.integrations.nemo_rl, r"offload_before_refit\(\), offload_after_refit\(\)"),
