@@ -24,8 +24,9 @@ constexpr Bytes kUnusedPartsOfSmall = 30;
 constexpr Bytes kExtraParts = 16;
 
 // The run may hold one part in so many more than what it could not do without, before idle memory
-// of the pool gives way to the fallback, and kLeastLacking.
+// of the pool gives way to the fallback, and kLeastLacking; a small one less than that.
 constexpr Bytes kToleratedParts = 128;
+constexpr Bytes kToleratedPartsOfSmall = 16;
 
 // The fallback gives back what it caches if that is more than one part in so many of the load, and
 // more than a segment of torch's allocator: for less, no program should wait.
@@ -220,9 +221,12 @@ void Serving::give_way(Bytes size, Bytes request, StreamId stream) {
   if (capturing() || pools_.is_away() || !pools_.can_grow()) return;
   // A peak that was only tolerated is not accepted: else each would let the other rise.
   const Bytes most = accounting_.most_reserved();
-  accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - most / (kToleratedParts + 1));
+  const bool is_small = most / kToleratedPartsOfSmall < kLeastLacking;
+  const Bytes tolerated = most / ((is_small ? kToleratedPartsOfSmall : kToleratedParts) + 1);
+  accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - tolerated);
   const auto lacking = [&] { return accounting_.reserved() + size - accepted_; };
-  if (lacking() <= std::max(accepted_ / kToleratedParts, kLeastLacking) || !means().waits) return;
+  const Bytes least = std::min(kLeastLacking, accepted_ / kToleratedPartsOfSmall);
+  if (lacking() <= std::max(accepted_ / kToleratedParts, least) || !means().waits) return;
   if (!pools_.could_make_way(size)) return;
   has_given_way_ = true;
   release_cached();
