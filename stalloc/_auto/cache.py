@@ -21,6 +21,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,9 @@ _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.plan\.json")
 _LEFT = re.compile(r"\.stalloc-[0-9a-f]{16}")  # of a process that died while it wrote
 _PROGRAM = "auto_program"
 _FIGURES = "auto_figures"
+_WRITING = 3600
+"""Seconds in which a file that has no name yet may be another process's, which still writes it."""
+
 _FIGURE_NAMES = ("load", "before", "after", "entering", "beside", "peak")
 
 
@@ -155,7 +159,10 @@ class PlanCache:
 
     def _make_room(self) -> None:
         total = 0
+        now = time.time()
         for file in self._files(_NAME, _LEFT):
+            if _LEFT.fullmatch(file.path.name) and now - file.used < _WRITING:
+                continue
             total += file.size
             if total > self._most_bytes:
                 _delete(file.path)

@@ -101,6 +101,8 @@ def test_the_plans_that_were_not_used_for_longest_go(tmp_path: Path, proposal: P
     cache = PlanCache(tmp_path, most_bytes=3 * first.stat().st_size + 100)
     left = tmp_path / f".stalloc-{'0' * 16}"
     left.write_text("of a process that died")
+    written = tmp_path / f".stalloc-{'1' * 16}"
+    written.write_bytes(b"x" * 4 * first.stat().st_size)
     other = tmp_path / "notes.txt"
     other.write_bytes(b"x" * 2 * first.stat().st_size)
     os.utime(left, (0, 0))
@@ -118,6 +120,7 @@ def test_the_plans_that_were_not_used_for_longest_go(tmp_path: Path, proposal: P
     assert cache.find(PROGRAM | {"rank": "0"}, inputs_of(proposal), refuse) is None
     assert other.exists(), "no file of a plan"
     assert not left.exists()
+    assert written.exists(), "another process is about to give it its name"
     PlanCache(tmp_path, most_bytes=100).keep(PROGRAM | {"rank": "3"}, proposal)
     assert len(cache.files()) == 3, "a plan that is too large for the cache is not kept"
 
