@@ -24,9 +24,11 @@ constexpr Bytes kUnusedPartsOfSmall = 30;
 constexpr Bytes kExtraParts = 16;
 
 // The run may hold one part in so many more than what it could not do without, before idle memory
-// of the pool gives way to the fallback, and kLeastLacking; a small one less than that.
+// of the pool gives way to the fallback, and kLeastLacking; a small one less than that, but the
+// least memory that a GPU gives.
 constexpr Bytes kToleratedParts = 128;
 constexpr Bytes kToleratedPartsOfSmall = 16;
+constexpr Bytes kLeastTolerated = Bytes{2} << 20;
 
 // The fallback gives back what it caches if that is more than one part in so many of the load, and
 // more than a segment of torch's allocator: for less, no program should wait.
@@ -225,7 +227,8 @@ void Serving::give_way(Bytes size, Bytes request, StreamId stream) {
   const Bytes tolerated = most / ((is_small ? kToleratedPartsOfSmall : kToleratedParts) + 1);
   accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - tolerated);
   const auto lacking = [&] { return accounting_.reserved() + size - accepted_; };
-  const Bytes least = std::min(kLeastLacking, accepted_ / kToleratedPartsOfSmall);
+  const Bytes least =
+      std::clamp(accepted_ / kToleratedPartsOfSmall, kLeastTolerated, kLeastLacking);
   if (lacking() <= std::max(accepted_ / kToleratedParts, least) || !means().waits) return;
   if (!pools_.could_make_way(size)) return;
   has_given_way_ = true;
