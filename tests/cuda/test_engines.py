@@ -144,6 +144,60 @@ def test_200_switches_leak_nothing_and_leave_handles_valid() -> None:
     _return(handle)
 
 
+def test_states_that_are_offloaded_to_pinned_memory_keep_their_address_and_values() -> None:
+    """Pinned memory of the stand-in is real memory. A switch leaves the pinned pool where it is."""
+    trainer = Trainer(rows=64, width=1024)
+    trainer.microbatches = 1
+    kept: list[torch.Tensor] = []
+
+    def step() -> None:
+        kept.append(torch.full((MIB,), len(kept), dtype=torch.uint8, pin_memory=True))
+        staged = torch.empty(MIB, dtype=torch.uint8, pin_memory=True)  # of this iteration alone
+        trainer.step()
+        del staged
+
+    with stalloc.profile(trainer.model, pinned=True) as prof:
+        for _ in range(3):
+            step()
+            kept.clear()
+    plan = prof.plan()
+    stalloc.enable(plan, model=trainer.model, pinned=prof.plan_pinned())
+    step()
+    states = [
+        value
+        for state in trainer.optimizer.state.values()
+        for value in state.values()
+        if value.is_cuda
+    ]
+    assert states
+    host = [torch.empty_like(state, device="cpu", pin_memory=True) for state in states]
+    for number, copy in enumerate(host):
+        copy.fill_(number)
+    places = [tensor.data_ptr() for tensor in (*host, *kept)]
+    weights = [parameter.data_ptr() for parameter in trainer.model.parameters()]
+    used, reserved = standin.used(), stalloc.memory_stats("pinned")["reserved"]
+    locked = standin.calls("cudaHostAlloc"), standin.calls("cudaFreeHost")
+    for turn in range(20):
+        for state in states:
+            state.untyped_storage().resize_(0)
+        with stalloc.phase("rollout"):
+            assert standin.used() <= used - plan.pool
+            assert stalloc.memory_stats("pinned")["reserved"] == reserved
+            cache = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+            del cache
+        for state, copy in zip(states, host, strict=True):
+            state.untyped_storage().resize_(copy.nbytes)
+            state.copy_(copy, non_blocking=True)
+        with stalloc.phase("train"):
+            trainer.step()
+        assert [tensor.data_ptr() for tensor in (*host, *kept)] == places, turn
+        assert [parameter.data_ptr() for parameter in trainer.model.parameters()] == weights
+        assert all(bool((copy == number).all()) for number, copy in enumerate(host)), turn
+        assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept)), turn
+    assert (standin.calls("cudaHostAlloc"), standin.calls("cudaFreeHost")) == locked
+    stalloc.disable()
+
+
 def test_only_the_chunks_of_tensors_stay_and_come_back_at_their_addresses() -> None:
     trainer = Trainer(rows=512)
     plan = plan_in_force(trainer, shares=False)

@@ -5,7 +5,8 @@
 DIR is a checkout of github.com/fzyzcjy/torch_memory_saver, of the version that is installed: its
 source distribution lacks the folder test/examples. Prints a table; the exit status is 0 if the same
 tests pass in all states. The logs and all outcomes lie in build/saver; `--resume` keeps
-the outcomes of an earlier run, and the table names its commit.
+the outcomes of an earlier run, and the table names its commit. DIFFERENT lists the tests that fail
+in a state, each with the reason; the exit status is 1 if such a test passes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,21 @@ from saver.beside import BESIDE
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "build" / "saver"
-STATES = {"without stalloc": "", "beside a plan": "plan", "in a rollout": "rollout"}
+STATES = {
+    "without stalloc": "",
+    "beside a plan": "plan",
+    "beside a large plan": "large",
+    "in a rollout": "rollout",
+}
+# Tests that fail in a state, and the reason, which the table gives.
+MEASURES_USED_MEMORY = (
+    "The test expects that a new tensor of 100 MB raises the used memory of its device by 80 MB. "
+    "Between iterations stalloc gives more than 20 MB of its idle pool back for that tensor."
+)
+DIFFERENT = {
+    (f"test_examples.py::test_multi_device[{mode}]", "beside a large plan"): MEASURES_USED_MEMORY
+    for mode in ("preload", "torch")
+}
 OUTCOMES = LOGS / "outcomes.json"
 NOT_OF_MEMORY = "test_merge_cuda_wheels.py"  # tests of the scripts that build the package
 
@@ -99,8 +114,26 @@ def table(outcomes: dict[str, dict[str, str]]) -> str:
         f"{sum(found[state] == 'passed' for found in outcomes.values())} pass" for state in STATES
     ]
     lines.append(f"| all {len(outcomes)} | " + " | ".join(counts) + " |")
+    reasons: dict[str, list[str]] = {}
+    for (test, state), reason in DIFFERENT.items():
+        if outcomes.get(test, {}).get(state) == "failed":
+            reasons.setdefault(reason, []).append(f"`{test}` fails {state}.")
+    for reason, tests in reasons.items():
+        lines += ["", *tests, reason]
     lines += ["", f"Of commit {', '.join(commits)}; {os.cpu_count()} processors."]
     return "\n".join([*lines, ""])
+
+
+def has_expected(outcomes: dict[str, dict[str, str]]) -> bool:
+    """Whether each test has the same outcome in all states, but for those that are listed."""
+    for test, found in outcomes.items():
+        if found["without stalloc"] == "skipped":
+            continue
+        for state in STATES:
+            expected = "failed" if (test, state) in DIFFERENT else "passed"
+            if found[state] != expected:
+                return False
+    return bool(outcomes)
 
 
 def _commit() -> str:
@@ -142,8 +175,7 @@ def main() -> int:
     print(text)
     if args.output is not None:
         args.output.write_text(text)
-    passed = [{test for test in outcomes if outcomes[test][state] == "passed"} for state in STATES]
-    return 0 if outcomes and all(tests == passed[0] for tests in passed) else 1
+    return 0 if has_expected(outcomes) else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Each of its tests runs a function in a process of its own. There the function runs on a GPU that
 computes. With STALLOC_BESIDE=plan it runs between two steps of a trainer whose plan is in force,
-with STALLOC_BESIDE=rollout in a phase between them, in which the plan's pool is away. The test
+with STALLOC_BESIDE=large beside a large one, with STALLOC_BESIDE=rollout in a phase between them,
+in which the plan's pool is away. The test
 fails if the step after it is not served as planned, or if the stand-in finds a hazard or a misuse.
 """
 
@@ -44,8 +45,8 @@ def _run_beside(function: Callable[[], None], state: str) -> None:
     from stalloc import _core
 
     # Tests measure what they take of the device. Between iterations stalloc gives the idle pool
-    # back when others take memory: so it is small, unless it is away.
-    trainer = Trainer(rows=512 if state == "rollout" else 16)
+    # back when others take memory: a small one hides nothing from them.
+    trainer = Trainer(rows=16 if state == "plan" else 512)
     plan_in_force(trainer)
     before = stalloc.memory_stats("cuda:0")
     assert before["hits"] > 0, "the plan is not in force"
