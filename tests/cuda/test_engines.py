@@ -182,7 +182,12 @@ def test_states_that_are_offloaded_to_pinned_memory_keep_their_address_and_value
             state.untyped_storage().resize_(0)
         with stalloc.phase("rollout"):
             assert standin.used() <= used - plan.pool
-            assert stalloc.memory_stats("pinned")["reserved"] == reserved
+            before = stalloc.memory_stats("pinned")
+            assert before["reserved"] == reserved
+            staged = torch.empty(MIB, dtype=torch.uint8, pin_memory=True)
+            after = stalloc.memory_stats("pinned")
+            assert after["allocated"] == before["allocated"] + MIB, "stalloc serves it"
+            del staged
             cache = torch.empty(GIB, dtype=torch.uint8, device="cuda")
             del cache
         for state, copy in zip(states, host, strict=True):
