@@ -161,6 +161,10 @@ void bind_runtime(py::module_& m) {
             r.allocator().trust_all(makes_states);
           },
           py::arg("makes_states"), ReleaseGil())
+      .def(
+          "make_states",
+          [](runtime::DeviceRuntime& r, bool on) { r.allocator().make_states(on); },
+          py::arg("on"), ReleaseGil())
       .def_property_readonly("enabled",
                              [](runtime::DeviceRuntime& r) { return r.allocator().enabled(); })
       .def("statistics",

@@ -65,6 +65,11 @@ void PlannedAllocator::trust_all(bool makes_states) {
   if (parts_.serving) parts_.serving->trust_all(makes_states);
 }
 
+void PlannedAllocator::make_states(bool on) {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.serving) parts_.serving->make_states(on);
+}
+
 Bytes PlannedAllocator::release_pool(bool partly) {
   const std::lock_guard lock(parts_.mutex);
   if (!parts_.serving) throw Error("no plan is enabled, so there is no pool to release");

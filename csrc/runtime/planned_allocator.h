@@ -76,6 +76,10 @@ class PlannedAllocator {
   // enabled.
   void trust_all(bool makes_states);
 
+  // With `on`, the fallback serves all requests of the training thread: an optimizer makes states,
+  // which stay for good. No-op if no plan is enabled.
+  void make_states(bool on);
+
   bool enabled() const { return parts_.enabled.load(std::memory_order_acquire); }
 
   // Serves a request of `size` > 0 bytes. `for_training`: the calling thread runs the training

@@ -76,6 +76,10 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
 }
 
 Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
+  if (makes_states_) {
+    ++counts_.persistent_requests;
+    return {};
+  }
   if (unplanned_depth_ > 0) {
     ++counts_.unplanned_requests;
     return {allocate_evaluation(size, stream)};

@@ -115,6 +115,7 @@ class Serving {
   }
   void keep_clear() { keeps_clear_ = true; }
   void keep_pauses_clear(bool on) { keeps_pauses_clear_ = on; }
+  void make_states(bool on) { makes_states_ = on; }
   // Exchanges several pieces of memory for one if no block is live. True if it did.
   bool join_pieces();
   void enter_unplanned();
@@ -302,6 +303,7 @@ class Serving {
   bool shuts_out_departed_ = false;
   bool keeps_clear_ = false;
   bool keeps_pauses_clear_ = false;
+  bool makes_states_ = false;
   int unplanned_depth_ = 0;
   std::int64_t hits_ = 0;
   double share_ = 1;  // of the plan's requests that were served; see loses()

@@ -104,15 +104,12 @@ class Cycle:
         self._is_unlike = False  # the plan in force does not know the last inputs
         self._recording: Recording | None = Recording(model, device, options)
         self.stage = Stage.RECORDING
-        self._first_steps: FirstSteps | None = None
-        if self._segments is not None:
-            self._first_steps = FirstSteps(
-                adapter.name,
-                self._segments,
-                adapter.give_back,
-                records=lambda: self._recording is not None,
-                serves=lambda: self._service is not None,
-            )
+        self._first_steps = FirstSteps(
+            adapter,
+            self._segments,
+            records=lambda: self._recording is not None,
+            serves=lambda: self._service is not None,
+        )
 
     def iteration_begins(self, forward: Forward) -> None:
         """Takes the next step, if it is time for one."""
@@ -160,8 +157,7 @@ class Cycle:
 
     def end(self) -> None:
         """Ends all that is on."""
-        if self._first_steps is not None:
-            self._first_steps.stop()
+        self._first_steps.stop()
         if self._recording is not None:
             self._recording.stop()
         self._end_renewal()

@@ -1,8 +1,8 @@
-"""Keeps the states that an optimizer makes in its first step out of torch's segments.
+"""Keeps the states that an optimizer makes in its first step out of other memory.
 
-Torch would put them into cached segments of activations, which then stay for good. What is idle in
-them cannot be given back, and is missing for a plan's pool. So states get a memory pool of torch's
-of their own, where they lie side by side:
+In a GPU's segments of torch, states would lie in cached segments of activations, which then stay
+for good. What is idle in them cannot be given back, and is missing for a plan's pool. So states get
+a memory pool of torch's of their own, where they lie side by side:
 
     without     | state | idle | state | state | idle |   segments of activations
     with        | state | state | state |                 segments of states
@@ -13,7 +13,8 @@ for the states. The temporaries of the step are torch's as ever. The states of a
 left alone, since their segments would not be full.
 
 Under a plan, which may be one of an earlier run, states are not the plan's requests: the step goes
-on as profiled.
+on as profiled. Their sizes are those of temporaries, often several in a row, so the runtime is told
+that states are made.
 
 Optimizers of `torch.optim` make their states in `_init_group`. Others are left alone, as is SGD,
 which makes them elsewhere.
@@ -30,6 +31,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from stalloc._adapters import Adapter
 from stalloc._auto.segments import Segments
 
 _INIT = "_init_group"
@@ -45,24 +47,22 @@ class FirstSteps:
     """Follows all optimizers of the process.
 
     Args:
-        device: The GPU, in torch's notation.
-        segments: Expandable segments, which the states are made in if possible.
-        give_back: Lets torch give back its cache.
+        adapter: That of the device.
+        segments: Expandable segments of a GPU, which the states are made in if possible. None: the
+            device has none.
         records: Returns True while requests are recorded.
         serves: Returns True while a plan serves them.
     """
 
     def __init__(
         self,
-        device: str,
-        segments: Segments,
-        give_back: Callable[[], object],
+        adapter: Adapter,
+        segments: Segments | None,
         records: Callable[[], bool],
         serves: Callable[[], bool],
     ) -> None:
-        self._device = device
+        self._adapter = adapter
         self._segments = segments
-        self._give_back = give_back
         self._records = records
         self._serves = serves
         self._left = _MOST
@@ -81,31 +81,46 @@ class FirstSteps:
         if torch.compiler.is_compiling():
             return  # Dynamo cannot follow what comes here
         _ends(optimizer)  # a step that has failed
-        if self._left == 0 or not self._follows() or optimizer.state:
+        if optimizer.state or not (self._records() or self._serves()):
             return
-        if self._records():
-            self._segments.consider()
-        if _makes_states(optimizer) and (self._segments.are_on or _are_large(optimizer)):
-            self._left -= 1
-            vars(optimizer)[_INIT] = self._apart(getattr(optimizer, _INIT))
+        if self._segments is not None and self._left > 0:
+            if self._records():
+                self._segments.consider()
+            if _makes_states(optimizer) and (self._segments.are_on or _are_large(optimizer)):
+                self._left -= 1
+                vars(optimizer)[_INIT] = self._apart(getattr(optimizer, _INIT), self._segments)
+                return
+        if self._serves() and _makes_states(optimizer):
+            vars(optimizer)[_INIT] = self._told(getattr(optimizer, _INIT))
 
-    def _follows(self) -> bool:
-        return self._records() or self._serves()
-
-    def _apart(self, make: Callable[..., Any]) -> Callable[..., Any]:
+    def _apart(self, make: Callable[..., Any], segments: Segments) -> Callable[..., Any]:
         """The function that makes states, which then come from a pool of their own."""
         # The pool's memory belongs to the states once this function has gone.
         pools: list[torch.cuda.MemPool] = []
 
         def init_group(*args: Any, **kwargs: Any) -> Any:
-            if not self._follows() or torch.cuda.is_current_stream_capturing():
+            follows = self._records() or self._serves()
+            if not follows or torch.cuda.is_current_stream_capturing():
                 return make(*args, **kwargs)
             if not pools:
-                if not self._segments.are_on:
-                    self._give_back()
+                if not segments.are_on:
+                    self._adapter.give_back()
                 pools.append(torch.cuda.MemPool())
-            with self._segments.used(), torch.cuda.use_mem_pool(pools[0], self._device):
+            with segments.used(), torch.cuda.use_mem_pool(pools[0], self._adapter.name):
                 return make(*args, **kwargs)
+
+        return init_group
+
+    def _told(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that makes states, of which the runtime is told."""
+
+        def init_group(*args: Any, **kwargs: Any) -> Any:
+            runtime = self._adapter.runtime
+            runtime.make_states(True)
+            try:
+                return make(*args, **kwargs)
+            finally:
+                runtime.make_states(False)
 
         return init_group
 

@@ -389,6 +389,25 @@ TEST_F(PlannedAllocatorTest, ADrainedPoolIsEmptyWhereIterationsEnd) {
   allocator_.inspect().check();
 }
 
+TEST_F(PlannedAllocatorTest, StatesTakeNoPlannedAddress) {
+  allocator_.make_states(true);  // nothing is enabled
+  allocator_.enable(two_blocks());
+  enter();
+  allocator_.make_states(true);
+  void* state = allocate(kMiB);
+  EXPECT_EQ(allocator_.figures().statistics().live_blocks, 0);
+  EXPECT_EQ(allocator_.figures().statistics().fallback.current, kMiB);
+  allocator_.make_states(false);
+  void* a = allocate(kMiB);
+  void* b = allocate(kMiB);
+  EXPECT_EQ(allocator_.figures().statistics().hits, 2);
+  EXPECT_EQ(allocator_.figures().statistics().persistent_requests, 1);
+  EXPECT_EQ(allocator_.figures().statistics().misses(), 0);
+  for (void* p : {b, a, state}) EXPECT_TRUE(allocator_.deallocate(p));
+  allocator_.loop().end_iteration();
+  allocator_.inspect().check();
+}
+
 TEST_F(PlannedAllocatorTest, EnablingAnotherPlanRetiresTheFirst) {
   allocator_.enable(two_blocks());
   enter();

@@ -388,7 +388,9 @@ def test_the_states_of_the_first_step_take_no_place_of_a_kept_plan(tmp_path: Pat
         status = json.loads(out[-1])
         (change,) = status["changes"]
         assert (change["iteration"] == 0) == kept
-        assert status["served_as_planned"] >= 0.99 * status["requests"]
+        # A displaced temporary would miss its place in each iteration.
+        missed = status["requests"] - status["served_as_planned"]
+        assert missed < status["iterations"] - 1
 
 
 @isolated
