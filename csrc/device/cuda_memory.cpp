@@ -362,7 +362,14 @@ bool CudaMemory::resume(void* piece, Bytes size) {
     Pool* pool = find(piece);
     if (!pool) return false;
     if (pool->range->is_mapped()) return true;
-    if (!has_space(size) || !pool->range->map_again({0, whole_units(size)})) {
+    bool mapped = false;
+    try {
+      mapped = has_space(size) && pool->range->map_again({0, whole_units(size)});
+    } catch (...) {
+      pool->range->drop_kept();
+      throw;
+    }
+    if (!mapped) {
       pool->range->drop_kept();
       return false;
     }

@@ -539,6 +539,16 @@ TEST_F(CudaLargeChunks, ADeviceWithoutMemoryGetsAllBack) {
   EXPECT_TRUE(memory_.resume(pool_, kGiB));
 }
 
+TEST_F(CudaLargeChunks, ADriverThatFailsGetsAllBack) {
+  EXPECT_TRUE(memory_.suspend(pool_, kGiB));
+  for (const char* call : {"cuMemCreate", "cuMemMap", "cuMemSetAccess"}) {
+    standin_fail(call, 1, kCudaIllegalAddress, 1);
+    EXPECT_THROW(memory_.resume(pool_, kGiB), Error) << call;
+    EXPECT_EQ(standin_used(0), 0u) << call;
+  }
+  EXPECT_TRUE(memory_.resume(pool_, kGiB));
+}
+
 TEST_F(CudaLargeChunks, ThoseThatAreSharedHaveOneSize) {
   EXPECT_FALSE(memory_.share(pool_ + 2 * kGiB, kMiB)) << "something else lies there";
   EXPECT_EQ(come_back(), 17);

@@ -321,6 +321,25 @@ def test_an_exception_in_a_phase_is_not_hidden_by_a_lack_of_memory() -> None:
         trainer.step()
 
 
+def test_a_driver_that_fails_at_a_switch_holds_no_memory() -> None:
+    trainer = Trainer(rows=64)
+    plan = plan_in_force(trainer)
+    torch.cuda.empty_cache()
+    used = standin.used()
+
+    def roll_out() -> None:
+        with stalloc.phase("rollout"):
+            standin.fail("cuMemSetAccess", 1, 999)
+
+    with pytest.raises(stalloc.StallocError, match="unknown error"):
+        roll_out()
+    assert standin.used() <= used - plan.pool
+    with stalloc.phase("train"):
+        trainer.step()
+    torch.cuda.empty_cache()
+    assert standin.used() == used
+
+
 def _is_whole(tensor: torch.Tensor) -> bool:
     """True if the driver's allocation around the tensor holds all of it."""
     begin, size = standin.allocation_around(tensor.data_ptr())
