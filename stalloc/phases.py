@@ -78,7 +78,7 @@ class _Phases:
                         entry.engine.sleep()
                 finally:
                     self._switch(entry)
-            except OutOfMemory as error:
+            except (StallocError, RuntimeError) as error:  # of a lost device, too
                 if not has_failed:
                     raise
                 # The exception that ends the phase says more.
@@ -168,7 +168,7 @@ class _Phases:
         """The phase could not begin: back to what the phases around it want, if that works."""
         try:
             self._switch(entry)
-        except OutOfMemory as error:
+        except (StallocError, RuntimeError) as error:
             warnings.warn(f"stalloc: {error}", StallocWarning, stacklevel=4)
 
     def _watch(self, entry: _Entry) -> None:

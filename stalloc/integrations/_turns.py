@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -65,15 +66,21 @@ def take_turns(
             rollout.__enter__()
             is_open = True
 
-    def end(*_: Any, **__: Any) -> None:
+    def leave(*exception: Any) -> None:
         nonlocal is_open
         if is_open:
             is_open = False
-            rollout.__exit__(None, None, None)
+            rollout.__exit__(*exception)
+
+    def end(*_: Any, **__: Any) -> None:
+        leave(None, None, None)
+
+    def fail(*_: Any, **__: Any) -> None:
+        leave(*sys.exc_info())
 
     for name in begins:
         first, last = (begin, _nothing) if wakes else (_nothing, begin)
-        setattr(worker, name, _wrapped(getattr(worker, name), first, last, fails=end))
+        setattr(worker, name, _wrapped(getattr(worker, name), first, last, fails=fail))
     for name in present:
         first, last = (end, _nothing) if trains else (_nothing, end)
         setattr(worker, name, _wrapped(getattr(worker, name), first, last, fails=_nothing))

@@ -11,6 +11,7 @@ from alone import run_alone
 from training_cuda import Trainer
 
 import stalloc
+import stalloc.integrations.openrlhf
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -317,6 +318,47 @@ def test_an_exception_in_a_phase_is_not_hidden_by_a_lack_of_memory() -> None:
         with pytest.raises(KeyError):
             roll_out()
     standin.set_memory(0, 80 * GIB)
+    with stalloc.phase("train"):
+        trainer.step()
+
+
+def test_an_exception_in_a_turn_is_not_hidden_by_a_lack_of_memory() -> None:
+    trainer = Trainer(rows=64)
+    plan_in_force(trainer)
+
+    class Worker:
+        def offload_states(self, fails: bool = False) -> None:
+            if fails:
+                standin.set_memory(0, standin.used() + MIB)
+                raise KeyError
+
+        def reload_states(self) -> None:
+            pass
+
+    worker = Worker()
+    stalloc.integrations.openrlhf.share(worker)
+    worker.offload_states()
+    with pytest.warns(stalloc.StallocWarning, match="could not come back"):  # noqa: SIM117
+        with pytest.raises(KeyError):
+            worker.offload_states(fails=True)
+
+
+@pytest.mark.parametrize("keeps_tensor", [False, True])
+def test_an_exception_in_a_phase_is_not_hidden_by_a_lost_device(keeps_tensor: bool) -> None:
+    trainer = Trainer(rows=64)
+    plan_in_force(trainer)
+    y = _output(trainer) if keeps_tensor else None
+
+    def roll_out() -> None:
+        with stalloc.phase("rollout"):
+            standin.lose_device(700)
+            raise KeyError
+
+    with pytest.warns(stalloc.StallocWarning, match="illegal memory access"):  # noqa: SIM117
+        with pytest.raises(KeyError):
+            roll_out()
+    standin.lose_device(0)
+    del y
     with stalloc.phase("train"):
         trainer.step()
 
