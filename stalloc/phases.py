@@ -89,8 +89,9 @@ class _Phases:
         """True if another open phase has the same engine."""
         assert entry.engine is not None
         return any(
-            other is not entry and other.engine is not None and other.engine.is_of(entry.engine)
+            other.engine is not None and other.engine.is_of(entry.engine)
             for other in self._open
+            if other is not entry and other.thread.is_alive()
         )
 
     def _wants_pool(self) -> bool | None:
@@ -198,7 +199,11 @@ class _Phase:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _phases.leave(self._entries.pop(), has_failed=kind is not None)
+        current = threading.current_thread()
+        own = [entry for entry in self._entries if entry.thread is current]
+        entry = (own or self._entries)[-1]  # a phase may end in another thread
+        self._entries.remove(entry)
+        _phases.leave(entry, has_failed=kind is not None)
 
 
 def phase(name: str, *, engine: Any = None, lends: bool = False) -> _Phase:

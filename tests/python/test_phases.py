@@ -212,6 +212,48 @@ def test_an_engine_wakes_once_in_nested_phases() -> None:
 
 
 @isolated
+def test_an_engine_sleeps_though_a_thread_ended_in_its_phase() -> None:
+    llm = LLM()
+    entered, done = threading.Event(), threading.Event()
+
+    def enter() -> None:
+        stalloc.phase("rollout", engine=llm).__enter__()
+        entered.set()
+        done.wait()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    entered.wait()
+    with stalloc.phase("rollout", engine=llm):
+        done.set()
+        thread.join()
+    assert not llm.awake
+
+
+@isolated
+def test_one_object_serves_several_threads() -> None:
+    plan = Trainer().enable()
+    rollout = stalloc.phase("rollout")
+    entered, done = threading.Event(), threading.Event()
+
+    def roll_out() -> None:
+        with rollout:
+            entered.set()
+            done.wait()
+
+    thread = threading.Thread(target=roll_out)
+    thread.start()
+    entered.wait()
+    with rollout:
+        done.set()
+        thread.join()
+        with stalloc.phase("train"):
+            assert not _is_released(plan)
+        assert _is_released(plan), "this thread is in its phase"
+    assert not _is_released(plan)
+
+
+@isolated
 def test_only_the_memory_of_tensors_stays() -> None:
     trainer = Trainer()
     plan = trainer.enable()
