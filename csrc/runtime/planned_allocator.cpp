@@ -89,6 +89,8 @@ void PlannedAllocator::acquire_pool() {
   if (!parts_.serving) throw Error("no plan is enabled, so there is no pool to acquire");
   if (!parts_.pools.is_away()) return;
   parts_.pools.acquire();
+  // Addresses that lacked memory have come back with it.
+  parts_.accounting.counts().pool = parts_.pools.active()->space.memory();
   parts_.update_reserved();
 }
 

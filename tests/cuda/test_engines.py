@@ -204,6 +204,17 @@ def test_states_that_are_offloaded_to_pinned_memory_keep_their_address_and_value
     stalloc.disable()
 
 
+def test_the_figure_of_the_pool_is_right_after_a_switch() -> None:
+    trainer = Trainer(rows=512)
+    plan = plan_in_force(trainer)
+    trainer.step(2 * trainer.rows)
+    assert stalloc.memory_stats()["pool"] < plan.pool, "some of its addresses lack memory"
+    with stalloc.phase("rollout"):
+        pass
+    stats = stalloc.memory_stats()
+    assert stats["pool"] == stats["reserved"] - stats["fallback_reserved"]
+
+
 def test_only_the_chunks_of_tensors_stay_and_come_back_at_their_addresses() -> None:
     trainer = Trainer(rows=512)
     plan = plan_in_force(trainer, shares=False)
