@@ -39,9 +39,18 @@ MEASURES_USED_MEMORY = (
     "The test expects that a new tensor of 100 MB raises the used memory of its device by 80 MB. "
     "Between iterations stalloc gives more than 20 MB of its idle pool back for that tensor."
 )
+LIES_IN_POOL = (
+    "The test's tensor is outside of a region, so it lies in the idle pool. torch_memory_saver "
+    "does not pause that memory: the tensor keeps its values and has no copy on the host, which "
+    "the test asks for."
+)
+_FAILS = {
+    "test_multi_device[preload]": MEASURES_USED_MEMORY,
+    "test_multi_device[torch]": MEASURES_USED_MEMORY,
+    "test_cpu_backup_preload_backend_from_env": LIES_IN_POOL,
+}
 DIFFERENT = {
-    (f"test_examples.py::test_multi_device[{mode}]", "beside a large plan"): MEASURES_USED_MEMORY
-    for mode in ("preload", "torch")
+    (f"test_examples.py::{test}", "beside a large plan"): reason for test, reason in _FAILS.items()
 }
 OUTCOMES = LOGS / "outcomes.json"
 NOT_OF_MEMORY = "test_merge_cuda_wheels.py"  # tests of the scripts that build the package
