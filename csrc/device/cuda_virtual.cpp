@@ -85,7 +85,8 @@ void CudaVirtualRange::release(const Chunk& chunk) noexcept {
 }
 
 Bytes CudaVirtualRange::large_chunk(Range r) const {
-  const Bytes part = align_up(std::max(end_, r.end) / kLargeParts + 1, chunk_);
+  const Bytes parts = quiet_turns_ < kQuietTurns ? kManyParts : kFewParts;
+  const Bytes part = align_up(std::max(end_, r.end) / parts + 1, chunk_);
   return std::clamp(part, chunk_, std::max(chunk_, kLargest));
 }
 
@@ -93,6 +94,7 @@ Bytes CudaVirtualRange::large_chunk(Range r) const {
 bool CudaVirtualRange::take_chunk(Bytes size, Bytes at_most, Chunk* chunk) {
   const auto kept = std::ranges::find_if(kept_, [&](const Chunk& c) { return c.size <= at_most; });
   if (kept != kept_.end()) {
+    quiet_turns_ = 0;
     small_turns_ = std::max(small_turns_, 1);
     *chunk = *kept;
     kept_.erase(kept);
@@ -182,6 +184,7 @@ bool CudaVirtualRange::map_again(Range r) {
     holds_back_ = false;
     small_ = small_turns_ > 0;
     small_turns_ -= small_ ? 1 : 0;
+    quiet_turns_ = std::min(quiet_turns_ + 1, kQuietTurns);
   }
   return map_in(r, small_ ? chunk_ : large_chunk(r));
 }
@@ -190,6 +193,7 @@ Range CudaVirtualRange::unmap(Range r) {
   begin_turn();
   if (hides_small_chunk(r, r.begin) || hides_small_chunk(r, r.end)) {
     holds_back_ = true;
+    quiet_turns_ = 0;
     be_in_the_way();
   }
   auto chunk = chunks_.lower_bound(std::max<Bytes>(r.begin, 1));

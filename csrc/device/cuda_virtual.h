@@ -11,11 +11,13 @@
 // Note [Large chunks]
 //
 // The driver takes four calls for a chunk that goes and comes back. Memory that has not moved since
-// it came back the last time is not expected to: it comes back in some kLargeParts chunks. A block
-// holds the whole of its chunk, so they have at most kLargest. The first one, which never goes by
-// itself, is small. After a turn in which memory moves or is shared, the next one has small chunks.
-// Where a large one is in the way of either, so have the next 2, 4, 8 turns; and all turns where a
-// block has held one while the rest went.
+// it came back the last time is not expected to: it comes back in some kFewParts chunks, or in some
+// kManyParts until it has been quiet for kQuietTurns. A block holds the whole of its chunk, so they
+// have at most kLargest. The first one, which never goes by itself, is small. A large one that is
+// in the way of memory that moves costs other memory, so the first kFirstTurns have small ones:
+// they show whether it moves. After a turn in which memory moves or is shared, the next one has
+// small chunks. Where a large one is in the way of either, so have the next 2, 4, 8 turns; and all
+// turns where a block has held one while the rest went.
 #pragma once
 
 #include <cstddef>
@@ -93,8 +95,9 @@ class CudaVirtualRange {
     int file = -1;  // for other processes; none yet
   };
 
-  static constexpr Bytes kLargeParts = 16;
+  static constexpr Bytes kFewParts = 16, kManyParts = 64;
   static constexpr Bytes kLargest = Bytes{256} << 20;
+  static constexpr int kFirstTurns = 4, kQuietTurns = 16;
   static constexpr int kMostSmallTurns = 64, kAllTurns = 1 << 30;
 
   bool map_in(Range r, Bytes chunk_size);
@@ -119,8 +122,9 @@ class CudaVirtualRange {
   bool shared_ = false;            // the same, before it came back
   bool in_the_way_ = false;        // a large chunk, since it came back
   bool holds_back_ = false;        // a large chunk, since memory was mapped
+  int quiet_turns_ = kQuietTurns;  // since memory moved
   bool small_ = false;             // it came back in small chunks
-  int small_turns_ = 0;            // that are to come
+  int small_turns_ = kFirstTurns;  // that are to come
   int next_small_turns_ = 1;       // where a large chunk is in the way again
   std::size_t files_ = 0;          // open ones
   std::map<Bytes, Chunk> chunks_;  // by offset

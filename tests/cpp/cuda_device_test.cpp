@@ -447,11 +447,14 @@ TEST_F(CudaDevice, MemoryMovesWithinAPool) {
 class CudaLargeChunks : public CudaDevice {
  protected:
   static constexpr Bytes kLarge = 66 * kMiB;  // a sixteenth, in whole chunks
+  // Chunks of the pool, with the small one at its begin.
+  static constexpr std::int64_t kSmall = 512, kFew = 17, kMany = 58;
 
   void SetUp() override {
     CudaDevice::SetUp();
     pool_ = static_cast<std::byte*>(memory_.allocate_pool(kGiB, /*grows=*/true));
-    come_back();
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(come_back(), kSmall) << "it may move";
+    EXPECT_EQ(come_back(), kFew) << "it has not";
   }
   void TearDown() override {
     EXPECT_EQ(standin_use(nullptr, pool_, kGiB, 1), kCudaSuccess) << standin_last_complaint();
@@ -476,7 +479,7 @@ class CudaLargeChunks : public CudaDevice {
 };
 
 TEST_F(CudaLargeChunks, MemoryThatDoesNotMoveComesBackInFew) {
-  EXPECT_EQ(come_back(), 17);
+  EXPECT_EQ(come_back(), kFew);
   EXPECT_EQ(memory_.large_chunk_at(pool_, kGiB - 1), 2 * kMiB + 15 * kLarge);
   EXPECT_EQ(memory_.large_chunk_at(pool_, 2 * kMiB), 2 * kMiB) << "it begins there";
   EXPECT_EQ(memory_.large_chunk_at(pool_, kMiB), kMiB) << "the first is small";
@@ -492,7 +495,7 @@ TEST_F(CudaLargeChunks, APartThatGoesComesBackInFew) {
   const std::int64_t before = standin_calls("cuMemCreate");
   EXPECT_TRUE(memory_.attach_again(pool_, part));
   EXPECT_EQ(standin_calls("cuMemCreate") - before, 2);
-  EXPECT_EQ(come_back(), 17);
+  EXPECT_EQ(come_back(), kFew);
 }
 
 TEST_F(CudaLargeChunks, OneThatIsHeldInPartStaysAndIsTheLast) {
@@ -501,19 +504,19 @@ TEST_F(CudaLargeChunks, OneThatIsHeldInPartStaysAndIsTheLast) {
   EXPECT_EQ(standin_use(nullptr, pool_, 2 * kMiB + kLarge, 2), kCudaSuccess);
   memory_.drop_detached(pool_);
   EXPECT_TRUE(memory_.attach_again(pool_, {2 * kMiB + kLarge, idle.end}));
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(come_back(), 512);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(come_back(), kSmall);
   EXPECT_EQ(memory_.detach(pool_, {10 * kMiB, 20 * kMiB}), (Range{10 * kMiB, 20 * kMiB}));
   EXPECT_TRUE(memory_.attach(pool_, {10 * kMiB, 20 * kMiB}));
 }
 
 TEST_F(CudaLargeChunks, OneThatIsInTheWayTimeAndAgainLeavesForLonger) {
   EXPECT_EQ(memory_.detach(pool_, {11 * kMiB, 13 * kMiB}), Range{});
-  EXPECT_EQ(come_back(), 17) << "less than a small one was in the way";
+  EXPECT_EQ(come_back(), kFew) << "less than a small one was in the way";
   for (const int turns : {1, 2, 4, 8}) {
     EXPECT_EQ(memory_.detach(pool_, {10 * kMiB, 20 * kMiB}), Range{}) << "its memory cannot move";
     EXPECT_EQ(memory_.detach(pool_, {10 * kMiB, 30 * kMiB}), Range{});
-    for (int i = 0; i < turns; ++i) EXPECT_EQ(come_back(), 512) << i << " of " << turns;
-    EXPECT_EQ(come_back(), 17);
+    for (int i = 0; i < turns; ++i) EXPECT_EQ(come_back(), kSmall) << i << " of " << turns;
+    EXPECT_EQ(come_back(), kMany);
   }
 }
 
@@ -527,8 +530,9 @@ TEST_F(CudaLargeChunks, MemoryMovesInSmallOnes) {
   EXPECT_EQ(memory_.held().all.bytes.current, kGiB);
   ASSERT_TRUE(memory_.attach(pool_, {large.begin + 10 * kMiB, large.end}));
   memory_.drop_detached(pool_);
-  EXPECT_EQ(come_back(), 512) << "it may move again";
-  EXPECT_EQ(come_back(), 17) << "it has not";
+  EXPECT_EQ(come_back(), kSmall) << "it may move again";
+  for (int i = 0; i < 14; ++i) EXPECT_EQ(come_back(), kMany) << "it has not";
+  EXPECT_EQ(come_back(), kFew) << "it has been quiet for long";
 }
 
 TEST_F(CudaLargeChunks, ADeviceWithoutMemoryGetsAllBack) {
@@ -551,17 +555,17 @@ TEST_F(CudaLargeChunks, ADriverThatFailsGetsAllBack) {
 
 TEST_F(CudaLargeChunks, ThoseThatAreSharedHaveOneSize) {
   EXPECT_FALSE(memory_.share(pool_ + 2 * kGiB, kMiB)) << "something else lies there";
-  EXPECT_EQ(come_back(), 17);
+  EXPECT_EQ(come_back(), kFew);
   memory_.share(pool_ + 4 * kMiB, kMiB);
-  EXPECT_EQ(come_back(), 512);
-  EXPECT_EQ(come_back(), 17) << "that was all";
+  EXPECT_EQ(come_back(), kSmall);
+  EXPECT_EQ(come_back(), kFew) << "that was all";
   for (const int turns : {1, 2, 4}) {
     memory_.share(pool_ + 4 * kMiB, kMiB);
-    for (int i = 0; i < turns; ++i) EXPECT_EQ(come_back(), 512);
-    EXPECT_EQ(come_back(), 17);
+    for (int i = 0; i < turns; ++i) EXPECT_EQ(come_back(), kSmall);
+    EXPECT_EQ(come_back(), kFew);
   }
   memory_.share(pool_ + 4 * kMiB, kMiB);
-  EXPECT_EQ(come_back(), 512);
+  EXPECT_EQ(come_back(), kSmall);
   const auto shared = memory_.share(pool_, kGiB / 4);
   ASSERT_TRUE(shared);
   EXPECT_EQ(shared->chunk, 2 * kMiB);

@@ -402,7 +402,7 @@ TEST_F(PlannedAllocatorTest, StatesTakeNoPlannedAddress) {
   void* b = allocate(kMiB);
   EXPECT_EQ(allocator_.figures().statistics().hits, 2);
   EXPECT_EQ(allocator_.figures().statistics().persistent_requests, 1);
-  EXPECT_EQ(allocator_.figures().statistics().misses(), 0);
+  EXPECT_EQ(allocator_.figures().statistics().misses, 0);
   for (void* p : {b, a, state}) EXPECT_TRUE(allocator_.deallocate(p));
   allocator_.loop().end_iteration();
   allocator_.inspect().check();

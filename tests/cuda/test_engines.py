@@ -477,7 +477,9 @@ def test_a_switch_and_back_costs_four_driver_calls_a_chunk() -> None:
     plan = plan_in_force(trainer, shares=False)
     torch.cuda.empty_cache()
     assert plan.pool >= 100 * MIB
-    assert _calls_of_a_switch()["cuMemRelease"] * 2 * MIB >= plan.pool
+    for _ in range(5):  # small chunks, since memory may move
+        assert _calls_of_a_switch()["cuMemRelease"] * 2 * MIB >= plan.pool
+        trainer.step()
     for _ in range(3):
         trainer.step()
         calls = _calls_of_a_switch()
@@ -488,8 +490,9 @@ def test_a_switch_and_back_costs_four_driver_calls_a_chunk() -> None:
 def test_a_tensor_in_a_large_chunk_brings_the_small_ones_back() -> None:
     trainer = Trainer(rows=512)
     plan = plan_in_force(trainer, shares=False)
-    for _ in range(2):
-        _calls_of_a_switch()
+    for _ in range(6):
+        calls = _calls_of_a_switch()
+    assert calls["cuMemCreate"] <= 17, "they are large"
     x = torch.empty(trainer.rows, trainer.width, device=trainer.device)
     y = trainer.model(x).detach()
     used = standin.used()
