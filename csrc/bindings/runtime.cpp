@@ -162,8 +162,7 @@ void bind_runtime(py::module_& m) {
           },
           py::arg("makes_states"), ReleaseGil())
       .def(
-          "make_states",
-          [](runtime::DeviceRuntime& r, bool on) { r.allocator().make_states(on); },
+          "make_states", [](runtime::DeviceRuntime& r, bool on) { r.allocator().make_states(on); },
           py::arg("on"), ReleaseGil())
       .def_property_readonly("enabled",
                              [](runtime::DeviceRuntime& r) { return r.allocator().enabled(); })

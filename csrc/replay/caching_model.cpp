@@ -206,6 +206,14 @@ void CachingModel::insert_after(Block* block, Block* previous) {
   previous->next = block;
 }
 
+Bytes CachingModel::largest_cached() const {
+  Bytes largest = 0;
+  for (const Pool* pool : {&small_, &large_}) {
+    for (const Block* block : pool->free) largest = std::max(largest, block->size);
+  }
+  return largest;
+}
+
 CachingModel::Block* CachingModel::find_free(const Search& search) {
   Pool& shelf = pool(search.small);
   if (collects_garbage()) ++shelf.searches;

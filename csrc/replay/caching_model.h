@@ -96,6 +96,10 @@ class CachingModel {
   void empty_cache();
 
   const CachingStats& stats() const { return stats_; }
+  const CachingSettings& settings() const { return settings_; }
+
+  // The bytes of the largest cached block, as torch's cacheInfo() tells them; 0 if there is none.
+  Bytes largest_cached() const;
 
   // The address of a live block.
   Offset address(Id id) const { return blocks_[static_cast<std::size_t>(id)].address; }

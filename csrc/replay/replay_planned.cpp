@@ -8,6 +8,7 @@
 #include "replay/counting_memory.h"
 #include "replay/events.h"
 #include "replay/replay.h"
+#include "runtime/callers_growth.h"
 #include "runtime/planned_allocator.h"
 #include "runtime/thrift_policy.h"
 #include "trace/layers.h"
@@ -52,7 +53,9 @@ class Allocator {
     if (!block.planned && torch_) {
       if (planned_.moves_memory()) {
         note_torch();
-        planned_.make_way_for_caller(r.size);
+        planned_.make_way_for_caller(
+            runtime::callers_growth(r.size, torch_->settings().expandable_segments),
+            [&] { return torch_->largest_cached() >= r.size; });
       }
       torch_->set_withheld(memory_.in_pieces());
       block.torch = torch_->malloc(r.size, r.stream);

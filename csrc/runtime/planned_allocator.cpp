@@ -149,12 +149,16 @@ bool PlannedAllocator::wants_cached_for(Bytes size) {
   return parts_.serving && parts_.callers_fallback && parts_.serving->wants_cached_for(size);
 }
 
-void PlannedAllocator::make_way_for_caller(Bytes size) {
+bool PlannedAllocator::would_give_way(Bytes growth) {
   const std::lock_guard lock(parts_.mutex);
-  if (!parts_.callers_fallback) return;
-  // Its cached blocks may be too small all the same. Then its growth is made up for next time.
-  const Bytes growth = parts_.accounting.cached_by_caller() < size ? size : 0;
-  make_way(growth, /*stream=*/0, growth);
+  Serving* const serving = parts_.serving.get();
+  return parts_.callers_fallback && serving &&
+         (serving->has_extra() || serving->would_give_way(growth));
+}
+
+void PlannedAllocator::give_way_to_caller(Bytes growth) {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.callers_fallback) make_way(growth, /*stream=*/0, growth);
 }
 
 // Idle space of the pool, which may get memory for it.

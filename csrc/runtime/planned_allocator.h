@@ -113,11 +113,15 @@ class PlannedAllocator {
   bool wants_callers_cache(Bytes size) {
     return parts_.lacks_memory.load(std::memory_order_relaxed) && wants_cached_for(size);
   }
-  // The caller's allocator is to serve a request of `size` bytes. It first tells what it holds
-  // (Figures::note_fallback()), for blocks may have been freed. If it has to take more of the
-  // device, what is idle in the pool gives way where the run would hold more than ever. Not needed
-  // unless moves_memory().
-  void make_way_for_caller(Bytes size);
+  // The caller's allocator is to serve a request, and takes `growth` bytes of the device if none of
+  // its cached blocks fits. It first tells what it holds (Figures::note_fallback()), for blocks may
+  // have been freed. What is idle in the pool gives way where the run would hold more than ever.
+  // `fits` says whether a cached block fits; it is called without a lock, and only if it matters.
+  // Not needed unless moves_memory().
+  template <typename Fits>
+  void make_way_for_caller(Bytes growth, Fits fits) {
+    give_way_to_caller(would_give_way(growth) && !fits() ? growth : 0);
+  }
   bool moves_memory() const { return parts_.moves_memory.load(std::memory_order_relaxed); }
 
   // True if `p` may lie in a pool of this allocator. If false, `p` belongs to the caller's
@@ -157,6 +161,8 @@ class PlannedAllocator {
   void* count(Bytes size, void* p);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic);
   void make_way(Bytes size, StreamId stream, Bytes growth);
+  bool would_give_way(Bytes growth);
+  void give_way_to_caller(Bytes growth);
   bool wants_cached_for(Bytes size);
   void* allocate_idle(Bytes size, StreamId stream);
   Bytes give_idle_memory(Bytes size);

@@ -151,6 +151,8 @@ class Serving {
     return std::exchange(is_resized_, false);
   }
 
+  // True if `size` more bytes would be more than the run is to hold, and memory may move.
+  bool would_give_way(Bytes size);
   // The fallback is to take `size` more bytes of the device for a request of `request` bytes. If
   // the run has never held so much, what it caches goes first, and what lies free between its
   // blocks, if it is stalloc's own; then idle memory of the pool.

@@ -219,18 +219,23 @@ void Serving::note_memory() {
   is_resized_ = true;
 }
 
-void Serving::give_way(Bytes size, Bytes request, StreamId stream) {
-  if (capturing() || pools_.is_away() || !pools_.can_grow()) return;
+bool Serving::would_give_way(Bytes size) {
+  if (capturing() || pools_.is_away() || !pools_.can_grow()) return false;
   // A peak that was only tolerated is not accepted: else each would let the other rise.
   const Bytes most = accounting_.most_reserved();
   const bool is_small = most / kToleratedPartsOfSmall < kLeastLacking;
   const Bytes tolerated = most / ((is_small ? kToleratedPartsOfSmall : kToleratedParts) + 1);
   accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - tolerated);
-  const auto lacking = [&] { return accounting_.reserved() + size - accepted_; };
   const Bytes least =
       std::clamp(accepted_ / kToleratedPartsOfSmall, kLeastTolerated, kLeastLacking);
-  if (lacking() <= std::max(accepted_ / kToleratedParts, least) || !means().waits) return;
-  if (!pools_.could_make_way(size)) return;
+  const Bytes lacking = accounting_.reserved() + size - accepted_;
+  if (lacking <= std::max(accepted_ / kToleratedParts, least) || !means().waits) return false;
+  return pools_.could_make_way(size);
+}
+
+void Serving::give_way(Bytes size, Bytes request, StreamId stream) {
+  if (!would_give_way(size)) return;
+  const auto lacking = [&] { return accounting_.reserved() + size - accepted_; };
   has_given_way_ = true;
   release_cached();
   give_back_beside(lacking(), request, stream);

@@ -180,20 +180,36 @@ TEST_F(CallersCache, StaysBesideAPoolThatHasItsMemory) {
   EXPECT_FALSE(allocator_.wants_callers_cache(64 * kMiB));
 }
 
+bool fits() { return true; }
+bool fails() { return false; }
+
 TEST_F(CallersCache, GivesWayFirst) {
   allocator_.enable(two_blocks());
   EXPECT_TRUE(allocator_.moves_memory());
   note(64 * kMiB, 40 * kMiB);
   for (int i = 0; i < 3; ++i) train();
-  allocator_.make_way_for_caller(40 * kMiB);
+  allocator_.make_way_for_caller(40 * kMiB, fits);
   EXPECT_EQ(statistics().pool, 32 * kMiB) << "a cached block serves the request";
   note(104 * kMiB, 0);
-  allocator_.make_way_for_caller(16 * kMiB);
+  allocator_.make_way_for_caller(16 * kMiB, fails);
   EXPECT_LE(statistics().pool, 16 * kMiB);
   EXPECT_GE(statistics().pool, 8 * kMiB) << "no more than is needed, in whole chunks";
   note(120 * kMiB, 0);
   allocator_.disable();
   EXPECT_FALSE(allocator_.moves_memory());
+}
+
+TEST_F(CallersCache, GivesNoWayForWhatLiesInSmallerBlocks) {
+  allocator_.enable(two_blocks());
+  note(64 * kMiB, 40 * kMiB);
+  for (int i = 0; i < 3; ++i) train();
+  const auto unasked = [] { return ADD_FAILURE() << "it does not matter", true; };
+  allocator_.make_way_for_caller(1, unasked);
+  EXPECT_EQ(statistics().pool, 32 * kMiB);
+  allocator_.make_way_for_caller(16 * kMiB, fails);
+  EXPECT_LE(statistics().pool, 16 * kMiB);
+  allocator_.disable();
+  allocator_.make_way_for_caller(16 * kMiB, unasked);
 }
 
 // The device has the memory of later requests then.
@@ -204,7 +220,7 @@ TEST_F(CallersCache, EachWaitOfAnIterationMakesRoomForMore) {
   loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
   EXPECT_TRUE(allocator_.deallocate(allocate(kHalf)));
   for (Bytes live = kHalf; live < kHalf + 256 * kMiB; live += 16 * kMiB) {
-    allocator_.make_way_for_caller(16 * kMiB);
+    allocator_.make_way_for_caller(16 * kMiB, fails);
     note(live + 16 * kMiB, 0);
     EXPECT_LE(statistics().pool + live + 16 * kMiB, 2 * kHalf + 8 * kMiB);
   }

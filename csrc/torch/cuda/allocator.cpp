@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/format.h"
+#include "runtime/callers_growth.h"
 #include "torch/autograd.h"
 #include "torch/cuda/runtimes.h"
 
@@ -270,13 +271,21 @@ void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& reque
   return p;
 }
 
+Bytes CudaAllocator::largest_cached(c10::DeviceIndex device) {
+  std::size_t largest = 1;  // torch takes 0 for a question about free memory
+  to().cacheInfo(device, &largest);
+  return static_cast<Bytes>(largest);
+}
+
 template <typename Native>
 void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& request,
                                Native native) {
   follow_share(request.device);
   if (runtime.allocator().moves_memory()) {
     note(request.device);
-    runtime.allocator().make_way_for_caller(request.size);
+    runtime.allocator().make_way_for_caller(
+        runtime::callers_growth(request.size, thrift_.is_on()),
+        [&] { return largest_cached(request.device) >= request.size; });
   }
   Shortage shortage;
   const auto attempt = [&] {

@@ -192,6 +192,8 @@ class CudaAllocator final : public Delegate {
   // Returns null if the device has no memory left.
   void* allocate_directly(runtime::DeviceRuntime& runtime, const Request& request);
   bool free_directly(void* p);
+  // The bytes of the largest block that torch's allocator caches. O(cached blocks).
+  Bytes largest_cached(c10::DeviceIndex device);
   // Reports a block that is a piece of its own to torch.profiler; `change` in bytes.
   void report_direct(c10::DeviceIndex device, void* p, Bytes change);
   // Shares a block of torch's allocator.
