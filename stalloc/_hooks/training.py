@@ -10,7 +10,8 @@ The rules, which make the same loop yield the same phases every time:
   of other modules (a discriminator, a loss with parameters) belong to the current phase. If the
   root that
   was found is deleted, or an iteration was trained without it (as after a warm-up of a model that
-  is thrown away), the next module that is called becomes the root.
+  is thrown away), the next module that is called becomes the root. So does a twin of the root: see
+  `stalloc._hooks.others`.
 - **Forward** of the next microbatch begins when the root is called for training and lasts until
   the next phase: the loss is part of it. A call that raises gives its number back. Microbatches
   count from 0 in each iteration.
@@ -163,6 +164,7 @@ class TrainingHooks:
             _is_training_forward,
             lambda: self._tracker.iteration,
             self._tracker.begin_other_forward,
+            self._succeed,
         )
         self._layers_at_backward = 0
         self._roots = 0  # that were found
@@ -404,6 +406,10 @@ class TrainingHooks:
         if self._accepts is not None and not self._accepts(module, self._waited):
             return
         self._end_discovery()
+        self._succeed(module, args)
+
+    def _succeed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Makes a module the root whose call has begun."""
         self._unwatch()
         self._root = weakref.ref(module, self._root_is_gone)
         self._roots += 1
@@ -424,6 +430,8 @@ class TrainingHooks:
             if not self._is_attached:
                 return False
         self._others.end_gap()
+        if not self._root_trains:
+            self._others.trains_without_root()
         self._layers_at_backward = self._layers.depth()
         self._others_train = self._others_train or not self._root_trains
         return self._tracker.begin_backward()
@@ -458,6 +466,7 @@ class TrainingHooks:
             over = self._tracker.count_step(optimizer)
         if over and self._tracker.found_slower:
             self._root_trains = True  # in a part of the iteration
+            self._others.follow_no_twins()
             if self._on_slower is not None:
                 self._on_slower()
         if over:

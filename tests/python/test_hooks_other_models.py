@@ -338,3 +338,73 @@ def test_a_scripted_model_is_evaluated(sink: RecordingSink, loop: Loop) -> None:
         loop.train()
         assert loop.evaluate(other) == "( loss"
         assert loop.train() == f") | other {STEP}"
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(X).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _steps(count: int) -> str:
+    """So many microbatches, each with a step of its own."""
+    return " ".join(f"forward {i} backward {i} other optimizer other" for i in range(count))
+
+
+@pytest.mark.parametrize("finds_root", [False, True])
+def test_copies_that_train_in_turns_while_the_root_lives_have_forwards(
+    sink: RecordingSink, finds_root: bool
+) -> None:
+    parent: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    with TrainingHooks(sink, None if finds_root else parent) as training:
+        for generation in range(4):
+            sink.take()
+            children = [copy.deepcopy(parent) for _ in range(3)]
+            for child in children:
+                optimizer = torch.optim.SGD(child.parameters())
+                _train(child, optimizer)
+                _train(child, optimizer)
+            words = sink.take()
+            training.end_iteration()
+            if generation > 0:
+                assert words == _steps(6), generation
+            parent = children[generation % 3]
+        assert training.root is children[-1]
+
+
+def test_copies_that_stay_and_train_in_turns_have_forwards(sink: RecordingSink) -> None:
+    server = nn.Linear(4, 1)
+    clients = [copy.deepcopy(server) for _ in range(3)]
+    optimizers = [torch.optim.SGD(client.parameters()) for client in clients]
+    with TrainingHooks(sink, server) as training:
+        for number in range(5):
+            sink.take()
+            for client, optimizer in zip(clients, optimizers, strict=True):
+                _train(client, optimizer)
+            words = sink.take()
+            training.end_iteration()
+            if number > 2:
+                assert words == _steps(3), number
+
+
+def test_a_lazy_model_can_be_the_root(sink: RecordingSink) -> None:
+    model = nn.LazyLinear(1)
+    with TrainingHooks(sink) as training:
+        model(X).sum().backward()
+        assert training.root is model
+        _train(copy.deepcopy(model), torch.optim.SGD(model.parameters()))
+    assert sink.take() == "other forward 0 backward 0 other backward 0 other optimizer other other"
+
+
+def test_a_model_of_another_shape_is_no_twin(sink: RecordingSink) -> None:
+    root, other = nn.Linear(4, 1), nn.Linear(4, 2)
+    frozen = copy.deepcopy(root).requires_grad_(False)
+    with TrainingHooks(sink, root) as training:
+        for model in (copy.deepcopy(root), other):
+            _train(model, torch.optim.SGD(model.parameters()))
+            training.end_iteration()
+        other(X)
+        frozen(X)
+        assert isinstance(training.root, nn.Linear)
+        assert training.root.out_features == 1
+        assert training.root is not frozen
