@@ -121,7 +121,15 @@ void CudaVirtualRange::undo(const std::map<Bytes, Chunk>& added) noexcept {
 bool CudaVirtualRange::map_in(Range r, Bytes chunk_size) {
   std::map<Bytes, Chunk> added;
   kept_.reserve(kept_.size() + static_cast<std::size_t>(r.size() / chunk_) + 1);
-  const auto what = [&] { return "mapping " + format_bytes(r.size()); };
+  // For its tables, too.
+  const auto lacks_memory = [&](CudaRuntime::Error error) {
+    if (error != CudaRuntime::kOutOfMemory) {
+      runtime_.fail("mapping " + format_bytes(r.size()), device_, error);
+    }
+    runtime_.get_last_error();
+    undo(added);
+    return false;
+  };
   try {
     for (Offset at = r.begin; at < r.end; at += added.rbegin()->second.size) {
       Chunk chunk;
@@ -132,14 +140,14 @@ bool CudaVirtualRange::map_in(Range r, Bytes chunk_size) {
       if (const auto error = runtime_.memory_map(begin_ + in_bytes(at), in_bytes(chunk.size), 0,
                                                  chunk.handle, 0)) {
         kept_.push_back(chunk);
-        runtime_.fail(what(), device_, error);
+        return lacks_memory(error);
       }
       added.emplace(at, chunk);
     }
     const auto allowed = accesses_of(runtime_, device_);
     if (const auto error = runtime_.memory_set_access(
             begin_ + in_bytes(r.begin), in_bytes(r.size()), allowed.data(), allowed.size())) {
-      runtime_.fail(what(), device_, error);
+      return lacks_memory(error);
     }
   } catch (...) {
     undo(added);

@@ -537,9 +537,12 @@ TEST_F(CudaLargeChunks, MemoryMovesInSmallOnes) {
 
 TEST_F(CudaLargeChunks, ADeviceWithoutMemoryGetsAllBack) {
   EXPECT_TRUE(memory_.suspend(pool_, kGiB));
-  standin_fail("cuMemCreate", 9, kCudaOutOfMemory, 1);
-  EXPECT_FALSE(memory_.resume(pool_, kGiB));
-  EXPECT_EQ(standin_used(0), 0u);
+  for (const auto& [call, nth] :
+       {std::pair{"cuMemCreate", 9}, {"cuMemMap", 5}, {"cuMemSetAccess", 1}}) {
+    standin_fail(call, nth, kCudaOutOfMemory, 1);
+    EXPECT_FALSE(memory_.resume(pool_, kGiB)) << call;
+    EXPECT_EQ(standin_used(0), 0u) << call;
+  }
   EXPECT_TRUE(memory_.resume(pool_, kGiB));
 }
 
