@@ -354,6 +354,7 @@ def test_an_exception_in_a_turn_is_not_hidden_by_a_lack_of_memory() -> None:
             worker.offload_states(fails=True)
 
 
+@pytest.mark.filterwarnings("ignore:stalloc. phase 'rollout' begins while tensors lie in")
 @pytest.mark.parametrize("keeps_tensor", [False, True])
 def test_an_exception_in_a_phase_is_not_hidden_by_a_lost_device(keeps_tensor: bool) -> None:
     trainer = Trainer(rows=64)
