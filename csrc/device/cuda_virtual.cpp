@@ -121,7 +121,7 @@ void CudaVirtualRange::undo(const std::map<Bytes, Chunk>& added) noexcept {
 bool CudaVirtualRange::map_in(Range r, Bytes chunk_size) {
   std::map<Bytes, Chunk> added;
   kept_.reserve(kept_.size() + static_cast<std::size_t>(r.size() / chunk_) + 1);
-  // For its tables, too.
+  // The driver may lack memory for its tables, too.
   const auto lacks_memory = [&](CudaRuntime::Error error) {
     if (error != CudaRuntime::kOutOfMemory) {
       runtime_.fail("mapping " + format_bytes(r.size()), device_, error);

@@ -1,4 +1,4 @@
-"""Keeps the states that an optimizer makes in its first step out of other memory.
+"""Keeps the states of an optimizer's first step out of torch's segments and a plan's pool.
 
 In a GPU's segments of torch, states would lie in cached segments of activations, which then stay
 for good. What is idle in them cannot be given back, and is missing for a plan's pool. So states get

@@ -210,8 +210,10 @@ class OtherModels:
 
     def _is_heir(self, module: nn.Module) -> bool:
         """True if the root is to be this module, which is called for training in a gap."""
+        if self._form is None or type(module) is not self._form[0]:
+            return False
         is_trained = any(parameter.requires_grad for parameter in module.parameters())
-        if self._form is None or not is_trained or _form(module) != self._form:
+        if not is_trained or _form(module) != self._form:
             return False
         self._twin = weakref.ref(module)
         if not self._follows_twins or (module in self._roots and module not in self._heirs):
@@ -230,6 +232,6 @@ def _is_known_by_identity(module: nn.Module) -> bool:
 
 
 def _form(model: nn.Module) -> _Form:
-    """What twins have in common."""
+    """The class and the shapes that twins have in common."""
     parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
     return type(model), tuple(parameter.shape for parameter in parameters)
