@@ -51,7 +51,7 @@ _MOST_PATIENCE = 96
 
 
 class _Departure(NamedTuple):
-    """Why a plan goes out of force, and what follows.
+    """The reason for which a plan goes out of force, and what follows.
 
     Attributes:
         reason: Why.

@@ -128,7 +128,7 @@ class OtherModels:
             self._heirs.add(twin)
 
     def follow_no_twins(self) -> None:
-        """What seemed to be an iteration without the root was a part of one."""
+        """An iteration that seemed to lack the root was a part of one with it."""
         self._follows_twins = False
 
     def enter(self, module: nn.Module) -> bool:
