@@ -91,6 +91,12 @@ class Profile:
         self._inputs: set[str] = set()
         self._info: dict[str, str] = {}
         self._trace: Trace | None = None
+        self._is_ending = False
+
+    @property
+    def is_ending(self) -> bool:
+        """True while `stop` is at work, on any thread."""
+        return self._is_ending
 
     @property
     def complete(self) -> bool:
@@ -185,7 +191,14 @@ class Profile:
         global _active
         if _active is not self:
             return
-        _active = None
+        self._is_ending = True
+        try:
+            _active = None
+            self._finish()
+        finally:
+            self._is_ending = False
+
+    def _finish(self) -> None:
         self._trace = Trace(self._end())
         self._trace.info = self._trace.info | self._describe()
         if self.model is not None and self._device.type != "meta":

@@ -241,7 +241,7 @@ def _profile(args: argparse.Namespace) -> int:
         except (StallocError, OSError) as error:
             _say_at_once(" ".join(str(error).split()))
 
-    with saved_when_terminated(save):
+    with saved_when_terminated(save, lambda: prof.is_ending):
         with prof:
             code = _run(args)
         if os.getpid() != process:

@@ -12,6 +12,8 @@ enters the handler and stays there.
 - A signal that is ignored, as under nohup, or handled already is left alone, and so is one for
   which the script installs a handler. If that handler calls the previous one, as Lightning's does,
   ours does nothing: the script's own work, such as saving a checkpoint, must not be cut off.
+- While the training thread ends the recording, it goes on: half of an end cannot be saved. The
+  thread waits for it, and sends the signal once more.
 - These signals end a forked child, such as a data loader's worker, as usual.
 """
 
@@ -24,6 +26,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -34,19 +37,22 @@ GRACE = 20.0
 
 
 @contextlib.contextmanager
-def saved_when_terminated(save: Callable[[signal.Signals], None]) -> Iterator[None]:
+def saved_when_terminated(
+    save: Callable[[signal.Signals], None], is_busy: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Calls `save` when one of the signals ends the process inside of the block.
 
     `save` runs on another thread, while the thread of the block stands still. That thread may hold
-    a lock: of a stream such as stderr, or of a module that is being imported. On other threads than
-    the main one, which alone gets signals, this does nothing.
+    a lock: of a stream such as stderr, or of a module that is being imported. As long as `is_busy`
+    is true, which it is only for moments, the thread of the block goes on and `save` waits.
+    On other threads than the main one, which alone gets signals, this does nothing.
     """
     global _watch
     signals = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     if not signals or threading.current_thread() is not threading.main_thread():
         yield
         return
-    _watch = _Watch(save, signals)
+    _watch = _Watch(save, is_busy, signals)
     try:
         yield
     finally:
@@ -77,9 +83,13 @@ class _Watch:
     """The handler, and the thread that saves."""
 
     def __init__(
-        self, save: Callable[[signal.Signals], None], signals: list[signal.Signals]
+        self,
+        save: Callable[[signal.Signals], None],
+        is_busy: Callable[[], bool],
+        signals: list[signal.Signals],
     ) -> None:
         self._save = save
+        self._is_busy = is_busy
         self._signals = signals
         self._saving = threading.Lock()  # the saving thread keeps it to the end
         self._over = False
@@ -117,6 +127,8 @@ class _Watch:
         if self._writer.is_open():
             with contextlib.suppress(OSError):  # full
                 os.write(self._writer.number, bytes([number]))
+        if self._is_busy():
+            return
         _stand_still(GRACE)
         _end_process(number)
 
@@ -136,7 +148,15 @@ class _Watch:
         last.daemon = True
         last.start()
         try:
+            if self._is_busy():
+                while self._is_busy():
+                    time.sleep(0.01)
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, number)
             self._save(number)
+        except BaseException:  # after which nothing would print it
+            os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
         finally:
             _end_process(number)
 

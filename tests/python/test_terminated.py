@@ -288,6 +288,40 @@ def test_a_signal_while_all_is_saved_anyway_loses_nothing(tmp_path: Path) -> Non
     assert_kept(tmp_path / "plans")
 
 
+# The signal comes in the middle of the recording's end.
+ENDING = """
+import signal, sys, stalloc.cli
+from stalloc.profiling import Profile
+
+end = Profile._end
+def late(prof):
+    signal.raise_signal(signal.SIGTERM)
+    return end(prof)
+Profile._end = late
+stalloc.cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_signal_while_the_recording_ends_loses_nothing(goes_on: bool, tmp_path: Path) -> None:
+    script = TRAINS + (FOREVER["in Python"] if goes_on else "")
+    arguments = ("run", "--profile", "plans", "--iterations", "4")
+    launcher = (sys.executable, "-c", ENDING)
+    with running(READY + script, tmp_path, *arguments, launcher=launcher) as process:
+        assert ended(process, -signal.SIGTERM)
+    assert_kept(tmp_path / "plans")
+
+
+def test_an_error_while_it_saves_is_shown(tmp_path: Path) -> None:
+    broken = SLOW.format(grace=1e6).replace("stalloc.cli.main", "del os.fsync; stalloc.cli.main")
+    launcher = (sys.executable, "-c", broken)
+    with running(TRAINS + FOREVER["in Python"], tmp_path, launcher=launcher) as process:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=HANGS)
+    assert process.returncode == -signal.SIGTERM
+    assert said.rstrip().endswith("AttributeError: module 'os' has no attribute 'fsync'")
+
+
 def test_torchrun_that_is_ended_leaves_every_ranks_files(tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     script = TRAINS + FOREVER["in a call"]
@@ -295,6 +329,8 @@ def test_torchrun_that_is_ended_leaves_every_ranks_files(tmp_path: Path) -> None
         assert pipe(process.stdout).readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         process.wait(HANGS)
+        _, said = process.communicate()
+    assert sum("SIGTERM: the recording is saved" in line for line in said.splitlines()) == 2
     for rank in "01":
         files = [tmp_path / "plans" / name.replace("0", rank) for name in FILES]
         assert len(Trace.load(files[1]).iterations) == 1 + 4
