@@ -261,6 +261,9 @@ class CachingModel:
     def check(self) -> None: ...
 
 def replay_caching(trace: Trace, settings: CachingSettings) -> dict[str, Any]: ...
+def replay_stitching(
+    trace: Trace, fragment_limit: int = 536870912, capacity: int = 0
+) -> dict[str, Any]: ...
 def replay_planned(
     trace: Trace,
     plan: Plan,

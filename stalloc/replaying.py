@@ -18,6 +18,7 @@ from stalloc.trace import Trace
 
 TORCH = "torch"
 TORCH_EXPANDABLE = "torch, expandable segments"
+GMLAKE = "GMLake"
 STALLOC = "stalloc"
 
 # Keys of a trace's info for the settings of torch's allocator during the recording.
@@ -195,6 +196,27 @@ def replay_torch(
         measured = _number(text) if _number(text) >= result["load"] else None
     name = TORCH_EXPANDABLE if expandable_segments else TORCH
     return _to_replay(name, result, capacity, measured=measured)
+
+
+FRAGMENT_LIMIT = 512 << 20
+"""Bytes; GMLake's default of the smallest request for which it stitches idle pieces together."""
+
+
+def replay_gmlake(
+    trace: Trace, *, fragment_limit: int = FRAGMENT_LIMIT, capacity: int | None = None
+) -> Replay:
+    """Replays a trace under a model of GMLake (Guo et al., ASPLOS '24), a fork of torch 2.0.
+
+    Args:
+        trace: The requests.
+        fragment_limit: Bytes; its `fragLimit`. Its other settings are its defaults.
+        capacity: Bytes of the device; None for no limit.
+
+    Raises:
+        TraceError: The trace is inconsistent.
+    """
+    result = _core.replay_stitching(trace._core, fragment_limit, capacity or 0)
+    return _to_replay(GMLAKE, result, capacity)
 
 
 def replay_stalloc(

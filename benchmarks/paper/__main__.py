@@ -1,11 +1,12 @@
 """The paper's evaluation: records its workloads, replays them, and writes the report.
 
-    python benchmarks/paper [--torch DIR] [--only NAME ...]
+    python benchmarks/paper [--torch DIR] [--gmlake DIR --torch-2.0 DIR] [--only NAME ...]
     python benchmarks/paper --report
 
 `make paper` calls it. Traces and rows are kept under build/paper: what has not changed is not done
 again. Without a CUDA build of torch (`make test-cuda` installs one) torch's rows come from the
-model of its policy, and runs in native mode are left out. `--only` leaves the rows of other
+model of its policy, and runs in native mode are left out. GMLake's come from its own source, if it
+is given with the torch for which it was written. `--only` leaves the rows of other
 workloads in paper.json; each row has the commit at which it was measured. `--report` measures
 nothing: it writes the report of paper.json again, which says so if figures are older than the code.
 """
@@ -48,6 +49,7 @@ MEASURED = (
     *(f"benchmarks/paper/{name}.py" for name in ("evaluation", "figures", "recording", "rows")),
     *("benchmarks/paper/native.py", "benchmarks/paper/native_run.py"),
     *(f"benchmarks/replay/{name}" for name in ("events.py", "real.py", "planned_replay.cpp")),
+    "benchmarks/replay/gmlake_replay.cpp",
     *(f"benchmarks/replay/{name}" for name in ("events.h", "torch_replay.cpp")),
 )
 """The sources that the figures depend on."""
@@ -64,6 +66,16 @@ def main() -> int:
         help="an environment with a CUDA build of torch (default: .venv-cuda)",
     )
     parser.add_argument(
+        "--gmlake", type=Path, metavar="DIR", help="a clone of intelligent-machine-learning/glake"
+    )
+    parser.add_argument(
+        "--torch-2.0",
+        type=Path,
+        dest="old_torch",
+        metavar="DIR",
+        help="a folder with torch 2.0.1, for --gmlake (pip install --no-deps --target DIR)",
+    )
+    parser.add_argument(
         "--only", nargs="+", default=["*"], metavar="NAME", help="workloads, as in 'gpt2-*-first'"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
@@ -77,6 +89,8 @@ def main() -> int:
     if args.report:
         report_again(args.output)
         return 0
+    if (args.gmlake is None) != (args.old_torch is None):
+        parser.error("--gmlake and --torch-2.0 belong together: give both, or neither")
     chosen = [c for c in workloads() if any(fnmatch.fnmatch(c.name, p) for p in args.only)]
     in_native = [c for c in native_configs() if any(fnmatch.fnmatch(c.name, p) for p in args.only)]
     if not chosen and not in_native:
@@ -84,6 +98,12 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes: they are as many as there are cores
     began = time.perf_counter()
     programs = _programs(args.torch, args.build, args.rounds)
+    if args.gmlake is not None:
+        try:
+            found = real.build_gmlake(args.gmlake, args.old_torch, args.build)
+        except real.Unavailable as error:
+            parser.error(str(error))
+        programs = replace(programs, gmlake=found)
     native = _native(args.torch) if in_native else None
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         runs: dict[Future[list[UseRow]], str] = {}
@@ -111,7 +131,7 @@ def _programs(torch: Path, build: Path, rounds: int) -> Programs:
         found = real.build_torch(torch, build)
     except real.Unavailable as error:
         print(f"without: {error}", file=sys.stderr)
-    return Programs(found, planned, rounds)
+    return Programs(torch=found, planned=planned, rounds=rounds)
 
 
 def _native(torch: Path) -> Native | None:

@@ -1,7 +1,8 @@
 """Replays one workload under every allocator.
 
-torch's rows come from its own allocator if there is a CUDA build of torch, else from the model of
-its policy. The allocators run alternately, so other load of the machine affects all of them.
+torch's rows come from its own allocator if there is a CUDA build of torch, and GMLake's if there is
+its source; else from the model of its policy. The allocators run alternately, so other load of the
+machine affects all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,17 @@ from events import events_of
 import stalloc
 from paper import figures
 from paper.recording import Recorded
-from paper.rows import EXPANDABLE, NO_REUSE, SETTINGS, STALLOC, TORCH, Row, with_setting
-from stalloc.replaying import Replay, replay_stalloc, replay_torch
+from paper.rows import (
+    EXPANDABLE,
+    GMLAKE,
+    NO_REUSE,
+    SETTINGS,
+    STALLOC,
+    TORCH,
+    Row,
+    with_setting,
+)
+from stalloc.replaying import Replay, replay_gmlake, replay_stalloc, replay_torch
 
 ROUNDS = 3
 """Default number of times that each allocator is timed."""
@@ -39,11 +49,13 @@ class Programs:
 
     Attributes:
         torch: The replay with torch's allocators.
+        gmlake: The replay with GMLake's.
         planned: The replay with stalloc's runtime, for its time.
         rounds: The number of measurements of each allocator's time.
     """
 
     torch: real.Torch | None = None
+    gmlake: real.GMLake | None = None
     planned: Path | None = None
     rounds: int = ROUNDS
 
@@ -74,6 +86,7 @@ def evaluate(workload: Recorded, programs: Programs) -> list[Row]:
             _torch_row(config, trace, name, model, timed.get(name), programs, events)
             for name, model in models.items()
         ]
+        rows.append(_gmlake_row(config, trace, programs.gmlake, events))
         if programs.torch is not None and figures.compares_settings(config):
             rows += [
                 _tuned_row(config, trace, setting, programs.torch, events) for setting in SETTINGS
@@ -151,6 +164,30 @@ def _torch_row(
         runs=runs,
         by=f"torch {torch.version}",
         model_reserved=model.peak_reserved,
+    )
+
+
+def _gmlake_row(
+    config: Config, trace: stalloc.Trace, gmlake: real.GMLake | None, events: Path
+) -> Row:
+    """A row of GMLake with its defaults: its own allocator where it ran, else the model."""
+    model = replay_gmlake(trace)
+    seen, by, model_reserved = model, "model", None
+    if gmlake is not None:
+        done = real.run(gmlake.program, events)
+        if done["failed_request"] >= 0:
+            raise RuntimeError(f"{config.name}: GMLake ran out of {real.UNLIMITED:,} bytes")
+        seen = replace(model, peak_load=done["load"], peak_reserved=done["reserved"])
+        by, model_reserved = f"GMLake {gmlake.version}", model.peak_reserved
+    return _row(
+        config,
+        trace,
+        seen,
+        allocator=GMLAKE,
+        seconds=None,
+        runs=lambda capacity: bool(replay_gmlake(trace, capacity=capacity).fits),
+        by=by,
+        model_reserved=model_reserved,
     )
 
 

@@ -13,13 +13,20 @@ from matplotlib.figure import Figure
 
 from paper.figures import figures
 from paper.report import PLOTS, in_figure
-from paper.rows import ALLOCATORS, EXPANDABLE, NO_REUSE, STALLOC, TORCH, Row
+from paper.rows import ALLOCATORS, EXPANDABLE, GMLAKE, NO_REUSE, STALLOC, TORCH, Row
 from paper.targets import Group
 
-_COLOURS = {TORCH: "#b8b8b8", EXPANDABLE: "#7aa6c2", NO_REUSE: "#e0b060", STALLOC: "#c8553d"}
+_COLOURS = {
+    TORCH: "#b8b8b8",
+    EXPANDABLE: "#7aa6c2",
+    GMLAKE: "#8fae7f",
+    NO_REUSE: "#e0b060",
+    STALLOC: "#c8553d",
+}
 _LABELS = {
     TORCH: "torch",
     EXPANDABLE: "expandable segments",
+    GMLAKE: "GMLake",
     NO_REUSE: "static plan alone",
     STALLOC: "stalloc",
 }
@@ -112,7 +119,7 @@ def _lines(groups: list[Group]) -> Figure:
         axis.set_xticks(microbatches, [str(size) for size in microbatches])
         axis.set_xlabel(f"microbatch, {stage} stage")
         _efficiency_axis(axis, groups)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
     return figure
 
 

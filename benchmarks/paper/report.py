@@ -11,22 +11,25 @@ from paper.native import UseRow
 from paper.rows import (
     ALLOCATORS,
     EXPANDABLE,
+    GMLAKE,
     NO_REUSE,
     SETTINGS,
     STALLOC,
+    TIMED,
     TORCH,
     Row,
     with_setting,
 )
 from paper.targets import Group, groups_of, outcomes
 
-_SHORT = {TORCH: "torch", EXPANDABLE: "ES", STALLOC: "stalloc"}
+_SHORT = {TORCH: "torch", EXPANDABLE: "ES", GMLAKE: "GMLake", STALLOC: "stalloc"}
 PLOTS = {
     "Figure 8": "paper.fig8.svg",
     "Figure 9": "paper.fig9.svg",
     "Figure 10": "paper.fig10.svg",
     "Figure 13 and Table 3": "paper.fig13.svg",
 }
+_PAPERS = {STALLOC: "STAlloc"}
 _NEAR = 0.03  # of a published load
 _MISSED = 8  # workloads that are named of those that miss a target
 
@@ -90,12 +93,14 @@ def _head(rows: Sequence[Row], machine: Mapping[str, str], older: Collection[str
             f"\n**Older than the code** are the figures of commit {since}: it has changed since.\n"
         )
     by = sorted({row.by for row in rows if row.allocator in (TORCH, EXPANDABLE)})
+    gmlake = sorted({row.by for row in rows if row.allocator == GMLAKE})
     return f"""# The paper's evaluation
 {note}
 Written by `make paper`: {machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}. \
 Workloads: {measured}. torch's rows: {" and ".join(by)}; ES is the \
-same with expandable segments. [README](../README.md) says what is measured and what is modelled; \
-`paper.json` has every row. The last of these measurements took {took[0]:.0f} minutes of one core \
+same with expandable segments. GMLake's rows: {" and ".join(gmlake)}. \
+[README](../README.md) says what is measured and what is modelled; `paper.json` has every row. \
+The last of these measurements took {took[0]:.0f} minutes of one core \
 for recording, and {took[1]:.0f} for replaying.
 
 Efficiency is load / reserved, the most bytes live and the most held of the device over the whole \
@@ -130,7 +135,8 @@ def _targets(rows: Sequence[Row]) -> str:
 def _efficiencies(groups: list[Group]) -> str:
     head = ["workload", "microbatch", "load"]
     head += [f"{_SHORT[a]} {what}" for a in ALLOCATORS for what in ("reserved", "efficiency")]
-    head += ["ns: torch / ES / stalloc's core", "paper: torch", "paper: ES", "paper: STAlloc"]
+    head.append("ns: torch / ES / stalloc's core")
+    head += [f"paper: {_PAPERS.get(a, _SHORT[a])}" for a in ALLOCATORS]
     cells = []
     for group in groups:
         ours = group[STALLOC]
@@ -138,7 +144,7 @@ def _efficiencies(groups: list[Group]) -> str:
         for allocator in ALLOCATORS:
             row = group[allocator]
             line += [_gib(row.reserved) + ("" if row.fits else " †"), f"{row.efficiency:.4f}"]
-        line.append(" / ".join(_nanoseconds(group[a]) for a in ALLOCATORS))
+        line.append(" / ".join(_nanoseconds(group[a]) for a in TIMED))
         for allocator in ALLOCATORS:
             known = published.of(group[allocator])
             line.append(known.text if known else "")
@@ -157,7 +163,6 @@ def _runs(groups: list[Group]) -> str:
     """The authors' own runs beside ours."""
     head = ["workload", "load here", "load theirs", "difference"]
     head += [f"{_SHORT[a]} {whose}" for a in ALLOCATORS for whose in ("here", "theirs")]
-    head.append("GMLake theirs")
     cells = []
     differences = []
     for group in groups:
@@ -174,8 +179,6 @@ def _runs(groups: list[Group]) -> str:
             ours, text = group[allocator], known[allocator]
             line.append(f"{_gib(ours.reserved)}, {100 * ours.efficiency:.1f} %")
             line.append(text.text if text else "")
-        lake = published.offloaded(row.workload, published.GMLAKE, row.stage)
-        line.append(lake.text if lake and row.config == "zor" else "")
         cells.append(line)
     near = sum(abs(d) <= _NEAR for d in differences)
     return (
@@ -196,7 +199,7 @@ def _settings(groups: list[Group]) -> str:
     for group in groups:
         ours = group[STALLOC]
         line = [_title(ours), _gib(ours.load), _gib(group[TORCH].reserved)]
-        line.append(_gib(group[EXPANDABLE].reserved))
+        line += [_gib(group[EXPANDABLE].reserved), _gib(group[GMLAKE].reserved)]
         for name in map(with_setting, SETTINGS):
             row = group.get(name)
             line.append("" if row is None else _gib(row.reserved) if row.fits else "†")
@@ -205,7 +208,7 @@ def _settings(groups: list[Group]) -> str:
     return (
         f"Reserved GiB on a GPU with {capacity} GiB, all of which the process may have. "
         "† runs out of memory.\n\n"
-        + _table(["workload", "load", "torch", "ES", *SETTINGS, "stalloc"], cells)
+        + _table(["workload", "load", "torch", "ES", "GMLake", *SETTINGS, "stalloc"], cells)
     )
 
 
@@ -236,17 +239,17 @@ def _reduction(peer: Row, ours: Row) -> float:
 
 def _fits(groups: list[Group]) -> str:
     head = ["configuration", "stage", "load"]
-    head += [f"{_SHORT[a]} {what}" for a in ALLOCATORS for what in ("fits", "needs")]
+    head += [f"{_SHORT[a]} {what}" for a in TIMED for what in ("fits", "needs")]
     head += ["paper: torch / ES / STAlloc", "paper: TFLOPS"]
     cells = []
     for group in groups:
         ours = group[STALLOC]
         name, known, flops = published.FITS[ours.config]
         line = [name, ours.stage, _gib(ours.load)]
-        for allocator in ALLOCATORS:
+        for allocator in TIMED:
             row = group[allocator]
             line += [_yes(row.fits), _gib(row.needs or row.reserved)]
-        line += [" / ".join(_yes(known[a]) for a in ALLOCATORS), f"{flops}"]
+        line += [" / ".join(_yes(known[a]) for a in TIMED), f"{flops}"]
         cells.append(line)
     capacity = groups[0][STALLOC].capacity
     return (
@@ -311,26 +314,29 @@ def _breakdown(groups: list[Group]) -> str:
     )
 
 
-_MODEL = "## The model of torch's policy\n\n"
+_MODEL = "## The models of torch's and GMLake's policies\n\n"
 
 
 def _model(rows: Sequence[Row]) -> str:
-    """The distance between the model of torch's policy and torch."""
+    """The distance between the models and the allocators themselves."""
     real = [row for row in rows if row.model_reserved is not None]
-    if not real:
-        return (
-            "## The model of torch's policy\n\nThere was no CUDA build of torch to check it by.\n"
+    lines = []
+    for name, of in (("torch", (TORCH, EXPANDABLE)), ("GMLake", (GMLAKE,))):
+        chosen = [row for row in real if row.allocator in of]
+        same = sum(row.model_reserved == row.reserved for row in chosen)
+        lines.append(
+            f"- {same} of {len(chosen)} replays of the model reserve what {name} itself does, to "
+            "the byte.\n"
+            if chosen
+            else f"- The model of {name}'s policy was not compared: {name} itself did not run.\n"
         )
-    off = [row for row in real if row.model_reserved != row.reserved]
-    same = len(real) - len(off)
-    text = f"{same} of {len(real)} replays reserve what torch itself does, to the byte."
     listed = [
         [row.name, _SHORT[row.allocator], f"{(row.model_reserved or 0) - row.reserved:+,}"]
-        for row in off
+        for row in real
+        if row.model_reserved != row.reserved
     ]
-    return f"{_MODEL}{text}\n" + (
-        "\n" + _table(["workload", "allocator", "bytes off"], listed) if listed else ""
-    )
+    table = "\n" + _table(["workload", "allocator", "bytes off"], listed) if listed else ""
+    return _MODEL + "".join(lines) + table
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 TORCH = "torch"
 EXPANDABLE = "torch, expandable segments"
+GMLAKE = "GMLake"
 STALLOC = "stalloc"
 NO_REUSE = "stalloc, no dynamic reuse"
-ALLOCATORS = (TORCH, EXPANDABLE, STALLOC)
+ALLOCATORS = (TORCH, EXPANDABLE, GMLAKE, STALLOC)
+TIMED = (TORCH, EXPANDABLE, STALLOC)
+"""The allocators whose time is taken. Table 1 compares the same."""
 SETTINGS = (
     "max_split_size_mb:128",
     "max_split_size_mb:512",
@@ -43,8 +46,8 @@ class Row:
             warm-up; None where it was not measured.
         plan_seconds: CPU time of planning, on one core.
         requests: Requests of an iteration.
-        by: The source of the figures: a version of torch, or a model of it.
-        model_reserved: The result of the model of torch's policy, beside torch itself.
+        by: The source of the figures: a version of torch or GMLake, or a model of its policy.
+        model_reserved: The result of that model, beside the allocator itself.
         capacity: Bytes of the GPU that the workload is for.
         fits: True if the trace runs to its end on it.
         needs: The smallest capacity at which it does, where that was looked for.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from paper.published import MOE, model_of
-from paper.rows import EXPANDABLE, SETTINGS, STALLOC, TORCH, Row, with_setting
+from paper.rows import EXPANDABLE, GMLAKE, SETTINGS, STALLOC, TORCH, Row, with_setting
 
 Group = dict[str, Row]
 """The rows of one workload, by allocator."""
@@ -86,7 +86,7 @@ def _efficiency(text: str, least: float, applies: Callable[[Group], bool]) -> Ta
 def _ahead(peer: str) -> Target:
     return Target(
         f"Reserves less than {peer}",
-        lambda _: True,
+        lambda group: peer in group,
         lambda group: (group[peer].reserved - 1 - group[STALLOC].reserved) / 2**20,
         lambda group: f"{(group[STALLOC].reserved - group[peer].reserved) / 2**20:+,.0f} MiB",
     )
@@ -128,6 +128,7 @@ TARGETS = (
     ),
     _ahead(TORCH),
     _ahead(EXPANDABLE),
+    _ahead(GMLAKE),
     _ahead_of_settings(),
     Target(
         "Planned in under 2 seconds on one core, with the default time limit",

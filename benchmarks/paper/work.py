@@ -51,9 +51,10 @@ def _cpu_seconds() -> float:
 
 
 def _key(programs: Programs) -> str:
-    """Sources of the rows other than the trace: our code and torch's version."""
+    """Sources of the rows other than the trace: our code and the versions of torch and GMLake."""
     version = programs.torch.version if programs.torch else "modelled"
-    digest = hashlib.sha256(f"{version} {programs.planned is not None}".encode())
+    gmlake = programs.gmlake.version if programs.gmlake else "modelled"
+    digest = hashlib.sha256(f"{version} {gmlake} {programs.planned is not None}".encode())
     core = Path(_core.__file__ or "").parent
     here = Path(__file__).parent
     for source in (core / "libstalloc.so", *(here / name for name in _SOURCES)):

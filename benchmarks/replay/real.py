@@ -1,14 +1,16 @@
-"""torch's own CUDA allocator, and stalloc's runtime, driven by traces on a pretended device.
+"""torch's own CUDA allocator, GMLake's, and stalloc's runtime, on a pretended device.
 
-The programs are compiled here: `torch_replay` against a CUDA build of torch, `planned_replay`
-against the core of the package. Both run with the stand-in for CUDA's runtime library in its place,
-so that no GPU is needed; the allocator never touches the memory that it hands out.
+The programs are compiled here: `torch_replay` against a CUDA build of torch, `gmlake_replay` with
+GMLake's source, `planned_replay` against the core of the package. All run with the stand-in for
+CUDA's libraries in their place, so that no GPU is needed; the allocators never touch the memory
+that they hand out.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +79,63 @@ def build_torch(environment: Path, folder: Path) -> Torch:
     version = (packages / "torch" / "version.py").read_text()
     named = next(line for line in version.splitlines() if line.startswith("__version__"))
     return Torch(named.split("'")[1], program, runtime[-1].suffix[1:])
+
+
+@dataclass(frozen=True)
+class GMLake:
+    """GMLake's own allocator.
+
+    Attributes:
+        version: The commit of its repository.
+        program: `gmlake_replay`, built of its source.
+    """
+
+    version: str
+    program: Path
+
+
+def build_gmlake(checkout: Path, packages: Path, folder: Path) -> GMLake:
+    """Compiles `gmlake_replay` in `folder` of GMLake's own source.
+
+    Args:
+        checkout: A clone of intelligent-machine-learning/glake.
+        packages: A folder with torch 2.0.1, as `pip install --no-deps --target` makes it: GMLake
+            takes the place of a file of torch 2.0.
+        folder: The folder of the program.
+
+    Raises:
+        Unavailable: One of the two is missing, or the stand-in has not been built.
+    """
+    source, header = checkout / "GMLake" / "src", checkout / "GMLake" / "include"
+    libraries = packages / "torch" / "lib"
+    if not source.is_dir():
+        raise Unavailable(f"no GMLake in {checkout}; clone intelligent-machine-learning/glake")
+    if not (libraries / "libc10.so").exists():
+        raise Unavailable(f"no torch 2.0 in {packages}")
+    if not STANDIN.exists():
+        raise Unavailable(f"no stand-in for CUDA in {STANDIN}; `make test-cpp` builds it")
+    # Its source includes the header by the name that it has in torch's tree.
+    place = folder / "gmlake" / "c10" / "cuda"
+    place.mkdir(parents=True, exist_ok=True)
+    shutil.copy(header / "cuda_vmm_allocator.h", place)
+    torch = packages / "torch" / "include"
+    includes = [f"-I{folder / 'gmlake'}", f"-isystem{torch}", "-isystem/usr/local/cuda/include"]
+    # As the wheel of torch 2.0 was built. GMLake calls CUDA 11, whose declarations are not these.
+    flags = ["-O2", "-D_GLIBCXX_USE_CXX11_ABI=0", *includes]
+    allocator, program = folder / "gmlake" / "allocator.o", folder / "gmlake_replay"
+    own = ["c++", "-std=c++17", "-w", "-fpermissive", *flags, "-c"]
+    subprocess.run([*own, str(source / "CUDACachingAllocator.cpp"), "-o", allocator], check=True)
+    _compile(
+        program,
+        SOURCES / "gmlake_replay.cpp",
+        *flags,
+        str(allocator),
+        *(f"-L{libraries}", "-lc10", f"-Wl,-rpath,{libraries}"),
+        *(f"-L{STANDIN / '13'}", "-lcudart", "-lcuda", "-ldl", "-lpthread"),
+    )
+    head = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
+    return GMLake(commit or "of unknown version", program)
 
 
 def build_planned(folder: Path) -> Path:

@@ -117,6 +117,19 @@ void bind_replay(py::module_& m) {
       },
       py::arg("trace"), py::arg("settings"));
   m.def(
+      "replay_stitching",
+      [](const trace::Trace& trace, Bytes fragment_limit, Bytes capacity) {
+        replay::StitchingSettings settings;
+        settings.fragment_limit = fragment_limit;
+        settings.capacity = or_unlimited(capacity);
+        const replay::ReplayResult result = run_interruptibly(
+            py::none(),
+            [&](const auto*, const auto&) { return replay::replay_stitching(trace, settings); });
+        return to_dict(result, trace);
+      },
+      py::arg("trace"), py::arg("fragment_limit") = replay::StitchingSettings{}.fragment_limit,
+      py::arg("capacity") = 0);
+  m.def(
       "replay_planned",
       [](const trace::Trace& trace, const plan::Plan& plan, Bytes capacity, bool reuse,
          bool startup, Bytes page, const std::optional<replay::CachingSettings>& torch,

@@ -12,6 +12,7 @@
 #include "plan/plan.h"
 #include "replay/caching_model.h"
 #include "replay/placements.h"
+#include "replay/stitching_model.h"
 #include "trace/trace.h"
 
 namespace stalloc::replay {
@@ -48,6 +49,9 @@ struct ReplayResult {
 // TraceError if the trace fails check().
 ReplayResult replay_caching(const trace::Trace& trace, const CachingSettings& settings,
                             Placements* placements = nullptr);
+
+// Replays under GMLake's policy. Throws as replay_caching().
+ReplayResult replay_stitching(const trace::Trace& trace, const StitchingSettings& settings);
 
 struct PlannedReplay {
   Bytes capacity = CachingSettings::kUnlimited;  // of the device

@@ -6,14 +6,14 @@
 
 namespace stalloc::replay {
 
-ReplayResult replay_caching(const trace::Trace& trace, const CachingSettings& settings,
-                            Placements* placements) {
+namespace {
+
+template <typename Model>
+ReplayResult replay_model(const trace::Trace& trace, Model& model, Placements* placements) {
   trace.check();
-  CachingModel model(settings);
-  model.note_in(placements);
   ReplayResult result;
   LastIteration last(trace);
-  std::vector<CachingModel::Id> blocks(trace.requests.size(), CachingModel::kOutOfMemory);
+  std::vector<typename Model::Id> blocks(trace.requests.size(), Model::kOutOfMemory);
   for_each_event(
       trace,
       [&](Tick tick) {
@@ -25,11 +25,13 @@ ReplayResult replay_caching(const trace::Trace& trace, const CachingSettings& se
       },
       [&](std::int32_t i) {
         const trace::Request& r = trace.requests[static_cast<std::size_t>(i)];
-        const CachingModel::Id id = model.malloc(r.size, r.stream);
-        if (id == CachingModel::kOutOfMemory) result.failed = i;
+        const auto id = model.malloc(r.size, r.stream);
+        if (id == Model::kOutOfMemory) result.failed = i;
         blocks[static_cast<std::size_t>(i)] = id;
-        if (id == CachingModel::kOutOfMemory) return false;
-        if (placements) placements->place(i, model.address(id));
+        if (id == Model::kOutOfMemory) return false;
+        if constexpr (requires { model.address(id); }) {
+          if (placements) placements->place(i, model.address(id));
+        }
         return true;
       },
       [&](std::int32_t i) { model.free(blocks[static_cast<std::size_t>(i)]); });
@@ -43,6 +45,20 @@ ReplayResult replay_caching(const trace::Trace& trace, const CachingSettings& se
   result.maps = stats.maps;
   result.unmaps = stats.unmaps;
   return result;
+}
+
+}  // namespace
+
+ReplayResult replay_caching(const trace::Trace& trace, const CachingSettings& settings,
+                            Placements* placements) {
+  CachingModel model(settings);
+  model.note_in(placements);
+  return replay_model(trace, model, placements);
+}
+
+ReplayResult replay_stitching(const trace::Trace& trace, const StitchingSettings& settings) {
+  StitchingModel model(settings);
+  return replay_model(trace, model, nullptr);
 }
 
 }  // namespace stalloc::replay

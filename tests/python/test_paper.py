@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "workloads"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "replay"))
 
 import commit
+import real
 from configs import Config, Parallelism, all_configs
 from events import DYNAMIC_BEGINS, DYNAMIC_ENDS, FREED, ITERATION_ENDS, PHASE_BEGINS, events_of
 from models import LLAMA2_7B, QWEN15_MOE
@@ -30,7 +31,7 @@ from paper import evaluation, published, recording, report
 from paper.evaluation import Programs, evaluate
 from paper.figures import figures, row_name, workloads
 from paper.recording import PROFILED, UNSEEN, Recorded
-from paper.rows import EXPANDABLE, NO_REUSE, SETTINGS, STALLOC, TORCH, Row, with_setting
+from paper.rows import EXPANDABLE, GMLAKE, NO_REUSE, SETTINGS, STALLOC, TORCH, Row, with_setting
 from paper.targets import outcomes
 from rank import record
 from real import STANDIN
@@ -156,7 +157,8 @@ def test_the_report_has_the_papers_figures_beside_ours(dense: dict[str, Row]) ->
     fits[0] = replace(fits[0], fits=False)
     machine = {"cpu": "", "cores": "2", "system": ""}
     text = report.render([*gpt2, *fits], machine)
-    assert "| 25.4 GB, 59.4 % | 19.1 GB, 78.8 % | 14.8 GB, 100.0 % |" in text
+    authors = "| 25.4 GB, 59.4 % | 19.1 GB, 78.8 % | 29.2 GB, 52.4 % | 14.8 GB, 100.0 % |"
+    assert authors in text
     (line,) = (line for line in text.splitlines() if line.startswith("| Original | first"))
     assert line.endswith("| no / no / yes | 464.3 |")
     assert line.split(" | ")[3] == "no"
@@ -188,7 +190,7 @@ def test_torch_has_its_other_settings(dense: dict[str, Row]) -> None:
         if line.startswith("| gpt2-345m N")
     )
     cells = line.strip("| ").split(" | ")
-    assert cells[4:6] == [f"{(reserved + 2**20) / 2**30:.2f}", "†"]
+    assert cells[5:7] == [f"{(reserved + 2**20) / 2**30:.2f}", "†"]
     (target,) = (o for o in outcomes([*rows, torch, fails]) if "other settings" in o.target.text)
     assert target.groups
     assert not target.missed
@@ -243,11 +245,42 @@ def test_a_part_of_the_evaluation_runs_as_a_command(tmp_path: Path) -> None:
     real = [*torch.glob("lib/python3*/site-packages/torch/lib/libc10_cuda.so")]
     stands_in = STANDIN.exists()
     settings = map(with_setting, SETTINGS if real and stands_in else ())
-    assert set(rows) == {TORCH, EXPANDABLE, STALLOC, *settings}
+    assert set(rows) == {TORCH, EXPANDABLE, GMLAKE, STALLOC, *settings}
+    assert rows[GMLAKE]["by"] == "model"
+    assert rows[STALLOC]["reserved"] < rows[GMLAKE]["reserved"]
     for name in (TORCH, EXPANDABLE):
         assert rows[name]["by"].startswith("torch " if real and stands_in else "model")
     assert (rows[STALLOC]["seconds_per_request"] is not None) == stands_in
     assert "| gpt2-345m R last | 128 |" in (tmp_path / "paper.md").read_text()
+
+
+def test_gmlake_needs_its_source_and_its_torch(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "benchmarks" / "paper", "--only", "gpt2-345m-r-last"]
+    for more, reason in (
+        (["--gmlake", tmp_path], "--gmlake and --torch-2.0 belong together"),
+        (["--gmlake", tmp_path, "--torch-2.0", tmp_path], f"no GMLake in {tmp_path}"),
+    ):
+        done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert reason in done.stderr
+    (tmp_path / "GMLake" / "src").mkdir(parents=True)
+    with pytest.raises(real.Unavailable, match=r"no torch 2\.0"):
+        real.build_gmlake(tmp_path, tmp_path, tmp_path)
+
+
+def test_the_report_compares_the_models_with_the_allocators(dense: dict[str, Row]) -> None:
+    def report_of(gmlake: Row) -> str:
+        rows = [row for row in dense.values() if row.allocator != GMLAKE] + [gmlake]
+        named = [replace(row, workload="gpt2-345m", config="n", microbatch=128) for row in rows]
+        return report.render(named, {"cpu": "", "cores": "2", "system": ""})
+
+    row = dense[GMLAKE]
+    assert "GMLake itself did not run" in report_of(row)
+    same = replace(row, by="GMLake abc", model_reserved=row.reserved)
+    assert "1 of 1 replays of the model reserve what GMLake itself does" in report_of(same)
+    other = report_of(replace(same, model_reserved=row.reserved + 2))
+    assert "0 of 1 replays of the model reserve what GMLake itself does" in other
+    assert "| GMLake | +2 |" in other
 
 
 def written(folder: Path, dense: dict[str, Row]) -> str:
