@@ -1,12 +1,14 @@
 """The paper's evaluation: records its workloads, replays them, and writes the report.
 
-    python benchmarks/paper [--torch DIR] [--gmlake DIR --torch-2.0 DIR] [--only NAME ...]
+    python benchmarks/paper [--torch DIR] [--gmlake DIR --torch-2.0 DIR] [--stalloc DIR]
+        [--only NAME ...]
     python benchmarks/paper --report
 
 `make paper` calls it. Traces and rows are kept under build/paper: what has not changed is not done
 again. Without a CUDA build of torch (`make test-cuda` installs one) torch's rows come from the
 model of its policy, and runs in native mode are left out. GMLake's come from its own source, if it
-is given with the torch for which it was written. `--only` leaves the rows of other
+is given with the torch for which it was written. `--stalloc` adds the planner that the paper's
+authors published. `--only` leaves the rows of other
 workloads in paper.json; each row has the commit at which it was measured. `--report` measures
 nothing: it writes the report of paper.json again, which says so if figures are older than the code.
 """
@@ -35,7 +37,7 @@ import real
 from commit import last_change, older_than
 from compact_json import one_row_a_line
 
-from paper import published, report
+from paper import authors, published, report
 from paper.evaluation import ROUNDS, Programs
 from paper.figures import native_configs, row_name, used_configs, workloads
 from paper.native import STREAM_USES, USES, Native, UseRow, find_native, measure
@@ -46,7 +48,10 @@ ROOT = Path(__file__).resolve().parents[2]
 _RESULTS = ROOT / "benchmarks" / "results"
 MEASURED = (
     *("csrc", "stalloc", "benchmarks/workloads"),
-    *(f"benchmarks/paper/{name}.py" for name in ("evaluation", "figures", "recording", "rows")),
+    *(
+        f"benchmarks/paper/{name}.py"
+        for name in ("authors", "evaluation", "figures", "recording", "rows")
+    ),
     *("benchmarks/paper/native.py", "benchmarks/paper/native_run.py"),
     *(f"benchmarks/replay/{name}" for name in ("events.py", "real.py", "planned_replay.cpp")),
     "benchmarks/replay/gmlake_replay.cpp",
@@ -76,6 +81,9 @@ def main() -> int:
         help="a folder with torch 2.0.1, for --gmlake (pip install --no-deps --target DIR)",
     )
     parser.add_argument(
+        "--stalloc", type=Path, metavar="DIR", help="a clone of infinigence/STAlloc"
+    )
+    parser.add_argument(
         "--only", nargs="+", default=["*"], metavar="NAME", help="workloads, as in 'gpt2-*-first'"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
@@ -98,12 +106,14 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes: they are as many as there are cores
     began = time.perf_counter()
     programs = _programs(args.torch, args.build, args.rounds)
-    if args.gmlake is not None:
-        try:
+    try:
+        if args.gmlake is not None:
             found = real.build_gmlake(args.gmlake, args.old_torch, args.build)
-        except real.Unavailable as error:
-            parser.error(str(error))
-        programs = replace(programs, gmlake=found)
+            programs = replace(programs, gmlake=found)
+        if args.stalloc is not None:
+            programs = replace(programs, synthesizer=authors.find(args.stalloc))
+    except real.Unavailable as error:
+        parser.error(str(error))
     native = _native(args.torch) if in_native else None
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         runs: dict[Future[list[UseRow]], str] = {}

@@ -22,9 +22,10 @@ from configs import Config
 from events import events_of
 
 import stalloc
-from paper import figures
+from paper import authors, figures
 from paper.recording import Recorded
 from paper.rows import (
+    AUTHORS,
     EXPANDABLE,
     GMLAKE,
     NO_REUSE,
@@ -50,12 +51,14 @@ class Programs:
     Attributes:
         torch: The replay with torch's allocators.
         gmlake: The replay with GMLake's.
+        synthesizer: The authors' planner.
         planned: The replay with stalloc's runtime, for its time.
         rounds: The number of measurements of each allocator's time.
     """
 
     torch: real.Torch | None = None
     gmlake: real.GMLake | None = None
+    synthesizer: authors.Synthesizer | None = None
     planned: Path | None = None
     rounds: int = ROUNDS
 
@@ -103,6 +106,8 @@ def evaluate(workload: Recorded, programs: Programs) -> list[Row]:
             plan=plan,
         )
     )
+    if programs.synthesizer is not None and figures.compares_planner(config):
+        rows.append(_authors_row(config, trace, ours, programs.synthesizer))
     if config.model.experts:
         rows.append(_without_reuse(config, trace, profiled))
     return rows
@@ -188,6 +193,23 @@ def _gmlake_row(
         runs=lambda capacity: bool(replay_gmlake(trace, capacity=capacity).fits),
         by=by,
         model_reserved=model_reserved,
+    )
+
+
+def _authors_row(
+    config: Config, trace: stalloc.Trace, ours: Replay, synthesizer: authors.Synthesizer
+) -> Row:
+    """A row of the authors' planner, whose plan has the start and all iterations."""
+    reserved, seconds = authors.plan(trace, synthesizer)
+    return _row(
+        config,
+        trace,
+        replace(ours, peak_reserved=reserved, native_calls=0),
+        allocator=AUTHORS,
+        seconds=None,
+        plan_seconds=seconds,
+        runs=lambda capacity: reserved <= capacity,
+        by=f"STAlloc {synthesizer.version}",
     )
 
 

@@ -75,6 +75,12 @@ def compares_settings(config: Config) -> bool:
     return config in paper_configs() or config in published_configs()
 
 
+def compares_planner(config: Config) -> bool:
+    """True if the authors' planner plans it, too: dense ones of Table 2 and the published runs."""
+    compared = (*figures()["Table 2"].configs, *published_configs())
+    return config in compared and not config.model.experts
+
+
 def workloads() -> list[Config]:
     """Everything that is recorded and replayed, the longest first."""
     configs = all_configs().values()

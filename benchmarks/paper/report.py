@@ -10,6 +10,7 @@ from paper.figures import Figure, figures, row_name
 from paper.native import UseRow
 from paper.rows import (
     ALLOCATORS,
+    AUTHORS,
     EXPANDABLE,
     GMLAKE,
     NO_REUSE,
@@ -163,6 +164,7 @@ def _runs(groups: list[Group]) -> str:
     """The authors' own runs beside ours."""
     head = ["workload", "load here", "load theirs", "difference"]
     head += [f"{_SHORT[a]} {whose}" for a in ALLOCATORS for whose in ("here", "theirs")]
+    head.append("STAlloc's planner here")
     cells = []
     differences = []
     for group in groups:
@@ -177,8 +179,9 @@ def _runs(groups: list[Group]) -> str:
             line += ["", ""]
         for allocator in ALLOCATORS:
             ours, text = group[allocator], known[allocator]
-            line.append(f"{_gib(ours.reserved)}, {100 * ours.efficiency:.1f} %")
+            line.append(_reserved(ours))
             line.append(text.text if text else "")
+        line.append(_reserved(group[AUTHORS]) if AUTHORS in group else "")
         cells.append(line)
     near = sum(abs(d) <= _NEAR for d in differences)
     return (
@@ -260,20 +263,29 @@ def _fits(groups: list[Group]) -> str:
 
 
 def _planning(groups: list[Group]) -> str:
-    head = ["workload", "requests", "seconds of planning", "optimal"]
-    head += ["paper: requests", "paper: seconds"]
+    head = ["workload", "requests", "seconds of planning", "optimal", "reserved"]
+    head += ["STAlloc's planner: seconds", "reserved", "paper: requests", "paper: seconds"]
     cells = []
     for group in groups:
         row = group[STALLOC]
         requests, seconds = published.PLANNING[row.workload, row.config]
         ours = f"{row.plan_seconds or 0.0:.2f}"
         proven = _yes(bool(row.optimal))
-        line = [_title(row), f"{row.requests:,}", ours, proven, f"{requests:,}", f"{seconds}"]
+        line = [_title(row), f"{row.requests:,}", ours, proven, _reserved(row)]
+        theirs = group.get(AUTHORS)
+        if theirs is None:
+            line += ["", ""]
+        else:
+            line += [f"{theirs.plan_seconds or 0.0:.1f}", _reserved(theirs)]
+        line += [f"{requests:,}", f"{seconds}"]
         cells.append(line)
     return (
         "CPU time on one core of `Trace.plan` with its defaults: comparing the iterations, "
         "planning, validating. The search ends with a proof that the plan is optimal, or at the "
-        "default time limit.\n\n" + _table(head, cells)
+        "default time limit. STAlloc's planner is the one that the authors published "
+        "(infinigence/STAlloc), with its defaults, on the same requests: CPU time, and the GiB "
+        "that it reserves for the whole run. It plans no mixture of experts whose dynamic "
+        "requests it would know.\n\n" + _table(head, cells)
     )
 
 
@@ -346,6 +358,10 @@ def _mean(values: Iterable[float]) -> float:
 
 def _title(row: Row) -> str:
     return f"{row.workload} {row.config.upper()} {row.stage}"
+
+
+def _reserved(row: Row) -> str:
+    return f"{_gib(row.reserved)}, {100 * row.efficiency:.1f} %"
 
 
 def _yes(value: bool) -> str:

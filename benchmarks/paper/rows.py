@@ -9,6 +9,7 @@ EXPANDABLE = "torch, expandable segments"
 GMLAKE = "GMLake"
 STALLOC = "stalloc"
 NO_REUSE = "stalloc, no dynamic reuse"
+AUTHORS = "STAlloc's planner"
 ALLOCATORS = (TORCH, EXPANDABLE, GMLAKE, STALLOC)
 TIMED = (TORCH, EXPANDABLE, STALLOC)
 """The allocators whose time is taken. Table 1 compares the same."""

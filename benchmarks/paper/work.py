@@ -15,7 +15,7 @@ from paper.evaluation import Programs, evaluate
 from paper.rows import Row
 from stalloc import _core
 
-_SOURCES = ("evaluation.py", "figures.py", "rows.py")
+_SOURCES = ("authors.py", "evaluation.py", "figures.py", "rows.py")
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,12 @@ def _cpu_seconds() -> float:
 
 
 def _key(programs: Programs) -> str:
-    """Sources of the rows other than the trace: our code and the versions of torch and GMLake."""
+    """Sources of the rows other than the trace: our code and the versions of the peers."""
     version = programs.torch.version if programs.torch else "modelled"
     gmlake = programs.gmlake.version if programs.gmlake else "modelled"
-    digest = hashlib.sha256(f"{version} {gmlake} {programs.planned is not None}".encode())
+    planner = programs.synthesizer.version if programs.synthesizer else "none"
+    versions = f"{version} {gmlake} {planner} {programs.planned is not None}"
+    digest = hashlib.sha256(versions.encode())
     core = Path(_core.__file__ or "").parent
     here = Path(__file__).parent
     for source in (core / "libstalloc.so", *(here / name for name in _SOURCES)):

@@ -27,16 +27,27 @@ from configs import Config, Parallelism, all_configs
 from events import DYNAMIC_BEGINS, DYNAMIC_ENDS, FREED, ITERATION_ENDS, PHASE_BEGINS, events_of
 from models import LLAMA2_7B, QWEN15_MOE
 from paper import __main__ as command
-from paper import evaluation, published, recording, report
+from paper import authors, evaluation, published, recording, report
 from paper.evaluation import Programs, evaluate
 from paper.figures import figures, row_name, workloads
 from paper.recording import PROFILED, UNSEEN, Recorded
-from paper.rows import EXPANDABLE, GMLAKE, NO_REUSE, SETTINGS, STALLOC, TORCH, Row, with_setting
+from paper.rows import (
+    AUTHORS,
+    EXPANDABLE,
+    GMLAKE,
+    NO_REUSE,
+    SETTINGS,
+    STALLOC,
+    TORCH,
+    Row,
+    with_setting,
+)
 from paper.targets import outcomes
 from rank import record
 from real import STANDIN
 
 import stalloc
+from stalloc.replaying import replay_torch
 from stalloc.tables import PHASE_KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -281,6 +292,64 @@ def test_the_report_compares_the_models_with_the_allocators(dense: dict[str, Row
     other = report_of(replace(same, model_reserved=row.reserved + 2))
     assert "0 of 1 replays of the model reserve what GMLake itself does" in other
     assert "| GMLake | +2 |" in other
+
+
+def test_the_authors_planner_gets_every_request(folder: Path) -> None:
+    trace = stalloc.Trace.load(recorded(DENSE, folder).trace)
+    lines = authors.lines_of(trace)
+    live: dict[str, int] = {}
+    load = most = 0
+    for line in lines:
+        if not line[0].isdigit():
+            continue
+        status, pointer, size, stream = line.split()
+        assert stream == "0"
+        if status == "1":
+            assert pointer not in live
+            live[pointer] = int(size)
+            load += int(size)
+        else:
+            assert live.pop(pointer) == int(size)
+            load -= int(size)
+        most = max(most, load)
+    assert not live, "the process ends"
+    requests = trace.requests
+    assert sum(line.startswith("1 ") for line in lines) == len(requests)
+    assert most == replay_torch(trace).peak_load
+    iterations = [line for line in lines if line.startswith("Iteration")]
+    count = len(trace.iterations) - 1
+    assert iterations == [f"Iteration Index : {i}" for i in [*range(count), "end"]]
+    for kind in "FB":
+        passes = lines.count(f"micro-batch : {kind}")
+        assert passes == count * DENSE.parallelism.microbatches
+    # Start-up, with the weights, comes before the first iteration.
+    first = lines.index("Iteration Index : 0")
+    assert sum(int(line.split()[2]) for line in lines[:first]) > 1 << 30
+
+
+def test_the_authors_planner_has_its_reasons_not_to_run(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(real.Unavailable, match="no Synthesizer in"):
+        authors.find(tmp_path)
+    (tmp_path / "Synthesizer").mkdir()
+    (tmp_path / "Synthesizer" / "main.py").write_text("raise SystemExit('broken')\n")
+    planner = authors.Synthesizer("abc", tmp_path / "Synthesizer")
+    trace = stalloc.Trace.load(recorded(DENSE, folder).trace)
+    with pytest.raises(RuntimeError, match="the Synthesizer failed: broken"):
+        authors.plan(trace, planner)
+
+
+def test_the_report_has_the_authors_planner(dense: dict[str, Row]) -> None:
+    theirs = replace(dense[TORCH], allocator=AUTHORS, plan_seconds=24.5, efficiency=0.9475)
+    rows = [
+        replace(row, workload="gpt2-345m", config="r", microbatch=128)
+        for row in (*dense.values(), theirs)
+    ]
+    text = report.render(rows, {"cpu": "", "cores": "2", "system": ""})
+    reserved = f"{theirs.reserved / 2**30:.2f}, 94.8 %"
+    assert f"| 24.5 | {reserved} | 16,569 | 21.93 |" in text
+    assert f"| 24.5 | {reserved}" not in report.render(
+        rows[:-1], {"cpu": "", "cores": "2", "system": ""}
+    )
 
 
 def written(folder: Path, dense: dict[str, Row]) -> str:
