@@ -8,9 +8,9 @@
 again. Without a CUDA build of torch (`make test-cuda` installs one) torch's rows come from the
 model of its policy, and runs in native mode are left out. GMLake's come from its own source, if it
 is given with the torch for which it was written. `--stalloc` adds the planner that the paper's
-authors published. `--only` leaves the rows of other
-workloads in paper.json; each row has the commit at which it was measured. `--report` measures
-nothing: it writes the report of paper.json again, which says so if figures are older than the code.
+authors published. `--only` leaves the rows of other workloads in paper.json; each row has the
+commit at which it was measured. `--report` measures nothing: it writes the report of paper.json
+again, which says so if figures are older than the code.
 """
 
 from __future__ import annotations

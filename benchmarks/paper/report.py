@@ -284,8 +284,8 @@ def _planning(groups: list[Group]) -> str:
         "planning, validating. The search ends with a proof that the plan is optimal, or at the "
         "default time limit. STAlloc's planner is the one that the authors published "
         "(infinigence/STAlloc), with its defaults, on the same requests: CPU time, and the GiB "
-        "that it reserves for the whole run. It plans no mixture of experts whose dynamic "
-        "requests it would know.\n\n" + _table(head, cells)
+        "that it reserves for the whole run. A mixture of experts is left out: that plan has no "
+        "dynamic requests.\n\n" + _table(head, cells)
     )
 
 
