@@ -1,8 +1,9 @@
 // The moments at which a caching allocator gives back what is idle in it before it takes more of a
 // device than ever. Apart from torch, so that replays can follow it.
 //
-// A run in which memory goes again and again, in each of its iterations, is to reserve more. So
-// after many times, each one lets the peak rise a little.
+// It is worth its calls and the wait where a peak comes once: while a run starts, or where batches
+// become larger. A run in which memory goes in each of its iterations is to reserve more. So the
+// more often it has gone, the more must be idle for the next time, until it goes no more.
 //
 // Not thread-safe. O(1).
 #pragma once
@@ -23,35 +24,32 @@ class ThriftPolicy {
   // The allocator has no cached block for a request of `size` bytes. True if what is idle is to go
   // first; then done() follows, unless nothing may go now.
   bool wants(Held held, Bytes size) {
-    reserved_ = held.reserved;
     before_ = std::max(most_, held.reserved);
     next_ = std::max(size, kPage);
     most_ = std::max(before_, held.reserved + next_);
-    const Bytes least = std::max(kPage, held.reserved / kParts);
+    const int doublings = std::min(times_ / kPatience, kDoublings);
+    const Bytes least = std::max(kPage, (held.reserved >> kDoublings) << doublings);
     return held.reserved + next_ > before_ && held.idle - stuck_ >= least;
   }
 
   // The allocator has given back what was idle, and `left` is held now.
   void done(Held left) {
-    const Bytes rise = times_++ < kManyTimes ? 0 : reserved_ / kRiseParts;
-    most_ = std::max(before_, left.reserved + next_) + rise;
+    ++times_;
+    most_ = std::max(before_, left.reserved + next_);
     stuck_ = left.idle;
   }
 
  private:
-  // Less than this, the largest page of an expandable segment, is not worth the calls; nor is less
-  // than one part in so many of what is reserved.
+  // Less than this, the largest page of an expandable segment, is not worth the calls.
   static constexpr Bytes kPage = Bytes{20} << 20;
-  static constexpr Bytes kParts = 256;
-  // So often memory may go. Then each time lets the peak rise by one part in so many.
-  static constexpr int kManyTimes = 256;
-  static constexpr Bytes kRiseParts = 128;
+  // Nor is less than a 2^8th of what is reserved. After so many times, twice as much must be idle.
+  static constexpr int kDoublings = 8;
+  static constexpr int kPatience = 32;
 
   Bytes most_ = 0;   // the most that was reserved, as far as this has seen
   Bytes stuck_ = 0;  // what was idle then in pages that could not go
   int times_ = 0;
   // As the last call of wants() found them.
-  Bytes reserved_ = 0;
   Bytes before_ = 0;
   Bytes next_ = 0;
 };

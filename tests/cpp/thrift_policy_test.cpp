@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace stalloc {
 namespace {
 
@@ -33,17 +35,39 @@ TEST(ThriftPolicy, DoesNotAskAgainForWhatCouldNotGo) {
   EXPECT_TRUE(policy.wants({.reserved = 1600 * kMiB, .idle = 230 * kMiB}, 600 * kMiB));
 }
 
-TEST(ThriftPolicy, LetsThePeakRiseIfMemoryGoesAgainAndAgain) {
+// How often memory goes in a run that comes to the same peak again and again, by what is idle then.
+int times_of(Bytes reserved, Bytes idle) {
   ThriftPolicy policy;
-  int asked = 0;
+  int times = 0;
   for (int i = 0; i < 10'000; ++i) {
-    // Each time the same peak, from the same memory.
-    if (!policy.wants({.reserved = 1280 * kMiB, .idle = 640 * kMiB}, 640 * kMiB)) continue;
-    ++asked;
-    policy.done({.reserved = 640 * kMiB, .idle = 0});
+    if (!policy.wants({.reserved = reserved, .idle = idle}, reserved)) continue;
+    ++times;
+    policy.done({.reserved = reserved - idle, .idle = 0});
   }
-  EXPECT_GT(asked, 256);
-  EXPECT_LT(asked, 256 + 2 * 128) << "then the run has what it asks for";
+  return times;
+}
+
+TEST(ThriftPolicy, WantsTheMoreToBeIdleTheMoreOftenItWent) {
+  EXPECT_EQ(times_of(10240 * kMiB, 40 * kMiB), 32) << "a 256th";
+  EXPECT_EQ(times_of(10240 * kMiB, 160 * kMiB), 3 * 32) << "a 64th";
+  EXPECT_EQ(times_of(10240 * kMiB, 5120 * kMiB), 8 * 32) << "half of it";
+}
+
+TEST(ThriftPolicy, LeavesASteadyRunItsOwnPeak) {
+  ThriftPolicy policy;
+  Bytes reserved = 10240 * kMiB;
+  int times = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    // A 50th is idle. If it goes, the run asks for the same again.
+    if (policy.wants({.reserved = reserved, .idle = 200 * kMiB}, 200 * kMiB)) {
+      ++times;
+      policy.done({.reserved = reserved - 200 * kMiB, .idle = 0});
+    } else {
+      reserved = std::max<Bytes>(reserved, 10440 * kMiB);
+    }
+  }
+  EXPECT_EQ(times, 3 * 32);
+  EXPECT_EQ(reserved, 10440 * kMiB) << "once, not with every time";
 }
 
 }  // namespace
