@@ -105,7 +105,7 @@ bench-cuda: setup  ## Measure planned requests, memory on several streams, pinne
 	  sh -c 'python benchmarks/cuda && python benchmarks/cuda/fsdp.py && python benchmarks/cuda/recorded.py && python benchmarks/cuda/prefetch.py && python benchmarks/cuda/reducer.py && python benchmarks/cuda/pinned.py && python benchmarks/cuda/switches.py && python benchmarks/cuda/graphs.py'
 
 .PHONY: paper
-paper: build  ## The paper's evaluation: benchmarks/results/paper.md, with torch's allocators; PAPER='--gmlake DIR --torch-2.0 DIR'
+paper: build  ## The paper's evaluation: benchmarks/results/paper.md, with torch's allocators; PAPER='--gmlake DIR --torch-2.0 DIR --stalloc DIR'
 	@python -m pip install -qq --disable-pip-version-check -r requirements/paper.txt
 	@cmake --preset cpp >/dev/null
 	@cmake --build --preset cpp --target standin_cudart13 standin_cuda standin_nvml

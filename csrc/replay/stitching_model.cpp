@@ -23,8 +23,7 @@ bool StitchingModel::BySize::operator()(const Block* a, const Block* b) const {
 }
 
 bool StitchingModel::BySize::operator()(const Range* a, const Range* b) const {
-  return std::tuple(a->stream, a->chunks.size(), a->order) <
-         std::tuple(b->stream, b->chunks.size(), b->order);
+  return std::tie(a->stream, a->count, a->order) < std::tie(b->stream, b->count, b->order);
 }
 
 StitchingModel::StitchingModel(const StitchingSettings& settings)
@@ -112,11 +111,11 @@ StitchingModel::Block* StitchingModel::best_fit(StreamId stream, std::int64_t co
 }
 
 StitchingModel::Range* StitchingModel::best_range(StreamId stream, std::int64_t count) const {
-  Range key{.stream = stream, .chunks = std::vector<std::int64_t>(static_cast<std::size_t>(count))};
+  Range key{.stream = stream, .count = count};
   const auto found = idle_.lower_bound(&key);
   if (found == idle_.end() || (*found)->stream != stream) return nullptr;
   const auto most = static_cast<double>(count) * settings_.reuse_limit;
-  return static_cast<double>((*found)->chunks.size()) <= most ? *found : nullptr;
+  return static_cast<double>((*found)->count) <= most ? *found : nullptr;
 }
 
 // Stitches free blocks, the largest first, and takes them.
@@ -135,6 +134,7 @@ StitchingModel::Range* StitchingModel::stitch(StreamId stream, std::int64_t coun
   Range* range = &ranges_[made_];
   range->order = made_++;
   range->stream = stream;
+  range->count = count;
   for (Block* block : pieces) {
     const auto missing = count - static_cast<std::int64_t>(range->chunks.size());
     take(block, std::min(block->count, missing));
@@ -271,7 +271,7 @@ void StitchingModel::leave(std::int64_t chunk) {
 void StitchingModel::unmap(Range* range) {
   for (const std::int64_t chunk : range->chunks) std::erase(at(chunk).ranges, range);
   idle_.erase(range);
-  unmaps_ += static_cast<std::int64_t>(range->chunks.size());
+  unmaps_ += range->count;
   ranges_.erase(range->order);
 }
 
@@ -279,7 +279,7 @@ void StitchingModel::unmap_unused_ranges() {
   for (auto it = ranges_.begin(); it != ranges_.end();) {
     Range& range = (it++)->second;
     if (range.held > 0) continue;
-    stitched_ -= static_cast<Bytes>(range.chunks.size()) * kChunk;
+    stitched_ -= range.count * kChunk;
     unmap(&range);
   }
 }

@@ -13,10 +13,10 @@
 //     it. Its first chunks are taken, and the blocks that they belong to are divided there.
 //   - Else, from `fragment_limit` on, a new stitched range: of free blocks of the stream, the
 //     largest first, until they suffice; the last one is divided.
-//   - Else a new segment, if need be after all wholly free segments have gone back.
-//   - A stitched range stays: it is idle again once none of its chunks is in use. When all that
-//   were
-//     ever made exceed `stitched_limit`, those that serve no request are unmapped.
+//   - Else a new segment, if need be after all wholly free segments have gone back. There, at the
+//     end of memory, the model is not exact: it is only compared where memory suffices.
+//   - A stitched range stays, and is idle again once none of its chunks is in use. When all ranges
+//     together exceed `stitched_limit`, those that serve no request are unmapped.
 //
 //   segments    [A A|. .|B B B]   [. . .|C]          # chunks, in use or free
 //   stitched          \ /          \ /
@@ -84,10 +84,11 @@ class StitchingModel {
   struct Range {             // a stitched one
     std::int64_t order = 0;  // of the ranges' addresses
     StreamId stream = 0;
-    std::vector<std::int64_t> chunks;
-    std::int64_t used = 0;  // chunks in use, by whomever
-    std::int64_t held = 0;  // the first chunks, which serve a request as this range
-    bool goes = false;      // some of its chunks are gone, and so is the range once it is free
+    std::int64_t count = 0;
+    std::vector<std::int64_t> chunks = {};  // so many
+    std::int64_t used = 0;                  // chunks in use, by whomever
+    std::int64_t held = 0;                  // the first chunks, which serve a request as this range
+    bool goes = false;  // some of its chunks are gone, and so is the range once it is free
   };
   struct Chunk {
     bool used = false;

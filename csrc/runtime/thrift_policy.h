@@ -42,7 +42,7 @@ class ThriftPolicy {
  private:
   // Less than this, the largest page of an expandable segment, is not worth the calls.
   static constexpr Bytes kPage = Bytes{20} << 20;
-  // Nor is less than a 2^8th of what is reserved. After so many times, twice as much must be idle.
+  // Nor is less than one part in 2^8 of what is reserved, and twice as much after so many times.
   static constexpr int kDoublings = 8;
   static constexpr int kPatience = 32;
 

@@ -204,6 +204,14 @@ TEST(StitchingModel, ARangeGoesWithItsSegments) {
   model.check();
 }
 
+TEST(StitchingModel, ARequestBeyondAnyDeviceFails) {
+  StitchingSettings settings;
+  settings.capacity = kGiB;
+  StitchingModel model(settings);
+  EXPECT_EQ(model.malloc(Bytes{1} << 60, 0), StitchingModel::kOutOfMemory);
+  model.check();
+}
+
 TEST(StitchingModel, RefusesWhatIsNotLive) {
   StitchingModel model;
   const auto id = model.malloc(kGiB, 0);
