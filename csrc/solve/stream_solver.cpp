@@ -16,6 +16,7 @@
 #include "solve/pipeline/chain.h"
 #include "solve/pipeline/two_stacks.h"
 #include "solve/pipeline/walk.h"
+#include "solve/search/ejection.h"
 #include "solve/search/gaps.h"
 #include "solve/search/multilevel.h"
 #include "solve/search/tight_moments.h"
@@ -228,6 +229,11 @@ class Solver {
       search("multilevel", search_multilevel, problem, static_cast<std::int64_t>(most), enough,
              winner, bound);
     }
+    if (patience(winner, enough) > kEjectionPatience) {
+      const auto puts = static_cast<std::int64_t>(kEjectionPuts * patience(winner, enough));
+      const std::int64_t most = std::max(kEjectionScans / buffers, kLeastEjectionPuts);
+      search("ejection", search_ejections, problem, std::min(puts, most), enough, winner, bound);
+    }
     return {std::move(winner.layout), std::move(winner.name), bound};
   }
 
@@ -347,7 +353,11 @@ class Solver {
   // The multilevel search as the last resort: with more buffers, it costs more than it gains.
   static constexpr std::int64_t kLastResortBuffers = 5'000;
   static constexpr std::int64_t kLastResortPlacements = 1'200'000;
-  static constexpr double kLastResortPatience = 300'000;  // its placements at no gap
+  static constexpr double kLastResortPatience = 300'000;     // its placements at no gap
+  static constexpr double kEjectionPatience = 3;             // a gap of 0.1 %
+  static constexpr double kEjectionPuts = 15;                // of a chain, at no gap
+  static constexpr std::int64_t kEjectionScans = 4'000'000;  // of a buffer in a chain: 0.2 s
+  static constexpr std::int64_t kLeastEjectionPuts = 100;
   static constexpr double kSmallGap = 0.0005;             // the gap that doubles the effort
   static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about
   static constexpr std::size_t kSearchable = 2000;        // buffers; the exact search fails above
