@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
+"""NCCL's variable. Without it, NCCL registers what captured graphs send and receive."""
+
+
 def _nothing() -> None:
     pass
 
@@ -133,6 +137,14 @@ def _follow_order(index: int, follows: bool) -> None:
 
 
 def registers_memory() -> bool:
+    """True if NCCL is to register memory of torch's allocator.
+
+    Either all of it, or the tensors that captured graphs send and receive.
+    """
+    return _registers_all() or os.environ.get(_GRAPH_REGISTER, "") not in ("", "0")
+
+
+def _registers_all() -> bool:
     """True if torch registers the memory of its allocator with NCCL's communicators."""
     switches = (
         "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
@@ -143,13 +155,25 @@ def registers_memory() -> bool:
     )
 
 
+def keep_graphs_unregistered() -> None:
+    """Tells NCCL not to register what captured graphs send and receive, unless the user has chosen.
+
+    Call it before virtual memory is used. NCCL takes the allocation around an address for the whole
+    tensor, and expects it to stay. In virtual memory it is one chunk of many, and the memory behind
+    an address may change: graphs would hang, or other processes write to memory that has gone. NCCL
+    reads the variable when it first sees a captured call.
+    """
+    if not os.environ.get(_GRAPH_REGISTER):
+        os.environ[_GRAPH_REGISTER] = "0"
+
+
 def _has_strange_trackers() -> bool:
     """True if NCCL's communicators may register memory and not learn when stalloc returns it.
 
     torch attaches their trackers with the first process group of NCCL. Those from before stalloc is
     first installed are known to torch's allocator alone.
     """
-    if not registers_memory():
+    if not _registers_all():
         return False
     if _core.runtimes()[2:]:
         return False  # installed before: what was to be found then is known

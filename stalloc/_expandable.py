@@ -8,16 +8,20 @@ fixed sizes. They are virtual memory like the pool, and forbidden where the pool
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 
 import torch
 
-from stalloc._adapters import Adapter, registers_memory
+from stalloc._adapters import Adapter, keep_graphs_unregistered, registers_memory
 from stalloc._plain_tensors import plain_tensors
 from stalloc._torch_modules import cuda_module
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _SETTER = "_accelerator_setAllocatorSettings"
+
+_ENGINES = ("vllm", "sglang", "tensorrt_llm")
+"""Modules of engines whose own collectives take handles of CUDA IPC of torch's tensors."""
 
 _USUAL_PAGE, _LEAST_PAGE = 20, 12
 """MiB that an expandable segment of large blocks takes and gives at once: by default, and at least,
@@ -47,6 +51,8 @@ class Switch:
     def set(self, on: bool) -> None:
         """Sets the allocator of all devices."""
         global _is_on
+        if on:
+            keep_graphs_unregistered()
         _is_on = on
         _apply()
         if on and not self._made:
@@ -126,8 +132,8 @@ def show_sharing() -> None:
 
 
 def may_expand(adapter: Adapter) -> bool:
-    """True if the program leaves it open, runs alone, and nothing forbids virtual memory."""
-    if not adapter.is_native or registers_memory() or has_several_processes():
+    """True if the program leaves it open, and nothing forbids virtual memory."""
+    if not adapter.is_native or registers_memory() or engine_shares_memory():
         return False
     return are_unset() and has_virtual_memory(adapter)
 
@@ -147,6 +153,15 @@ def has_virtual_memory(adapter: Adapter) -> bool:
     has = adapter.runtime.keep_addresses(True)
     adapter.runtime.keep_addresses(None)  # the question sets it
     return has
+
+
+def engine_shares_memory() -> bool:
+    """True if the process is one of several, and an inference engine is loaded.
+
+    Such an engine reduces tensors between processes by kernels of its own, which take handles of
+    CUDA IPC of torch's tensors. Expandable segments have none.
+    """
+    return has_several_processes() and any(name in sys.modules for name in _ENGINES)
 
 
 def has_several_processes() -> bool:

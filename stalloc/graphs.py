@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from stalloc import _compat, _core
+from stalloc._adapters import keep_graphs_unregistered, registers_memory
 from stalloc._frameworks.patches import Patches
 from stalloc.errors import OutOfMemory, StallocError
 
@@ -130,7 +131,8 @@ def share_graphs() -> SharedGraphs:
         An object that ends it: `stop()`, or a `with` block.
 
     Raises:
-        StallocError: This torch has no GPU support, or the device no virtual memory.
+        StallocError: This torch has no GPU support, the device no virtual memory, or NCCL is to
+            register what graphs send and receive.
     """
     global _state
     if torch.version.cuda is None or not torch.cuda.is_available():
@@ -143,6 +145,13 @@ def share_graphs() -> SharedGraphs:
             "graphs share memory by torch's private pools, which compat mode does not use; use "
             "native mode, or no plan"
         )
+    if registers_memory():
+        raise StallocError(
+            "graphs share virtual memory, which NCCL cannot register, and NCCL_GRAPH_REGISTER or "
+            "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK asks for that; set them to 0, or leave "
+            "out share_graphs()"
+        )
+    keep_graphs_unregistered()
     _core.graph_memory_of(torch.cuda.current_device())
     if _state is None:
         made = torch.cuda.memory.CUDAPluggableAllocator(

@@ -197,8 +197,8 @@ class _Active(Session):
         if self._keep_addresses:
             raise StallocError(
                 "keep_addresses=True needs a pool of virtual memory, which NCCL cannot register, "
-                "and TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK asks for that; leave out "
-                "keep_addresses, or unset the variable"
+                "and TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK or NCCL_GRAPH_REGISTER asks for "
+                "that; leave out keep_addresses, or unset the variable"
             )
         return False
 
@@ -209,7 +209,10 @@ class _Active(Session):
             if self._adapter.is_native:
                 cuda_module().when_sharing_is_unknown(show_sharing)
             expands = self._may_expand()
-            if not self._adapter.runtime.keep_addresses(self._kind_of_memory()):
+            kind = self._kind_of_memory()
+            if self._adapter.name.startswith("cuda") and kind is not False:
+                _adapters.keep_graphs_unregistered()
+            if not self._adapter.runtime.keep_addresses(kind):
                 raise StallocError(
                     f"the driver of {self._adapter.name} has no virtual memory calls, without "
                     "which a pool cannot keep its addresses; leave keep_addresses out: the pool "
@@ -402,9 +405,9 @@ def enable(
     Best called between two iterations. Live tensors keep their memory. On a GPU, torch's cached
     memory is given back first, and torch's allocator uses expandable segments for what lies beside
     a pool of virtual memory, until the plan is disabled. They stay as they are if the program has
-    chosen settings for that allocator (`PYTORCH_ALLOC_CONF`), is one of several processes, or has a
-    plan of less than 256 MiB. A plan that is in force is replaced. A difference between run and
-    profile costs memory or speed, never a value.
+    chosen settings for that allocator (`PYTORCH_ALLOC_CONF`), has loaded an inference engine as one
+    of several processes, or has a plan of less than 256 MiB. A plan that is in force is replaced. A
+    difference between run and profile costs memory or speed, never a value.
 
     Args:
         plan: A plan, or the path of its file.
@@ -426,11 +429,12 @@ def enable(
             tensors in it are shared with other processes as torch's expandable segments are, by
             files instead of handles of CUDA IPC. None: a pool has such memory, in
             which it grows while tensors lie in it, if the driver has these calls; the resident
-            region has not, and no pool has if torch registers memory with NCCL
-            (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK), or if a tensor of the pool was shared
-            with another process while the profile was recorded. False: no pool has. If it must grow
-            for a batch while tensors lie in it, a second piece is added, which costs some memory;
-            what an evaluation needs besides lies beside the pool.
+            region has not, and no pool has if NCCL is to register memory
+            (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1, NCCL_GRAPH_REGISTER=1), or if a tensor
+            of the pool was shared with another process while the profile was recorded. False: no
+            pool has. If it must grow for a batch while tensors lie in it, a second piece is added,
+            which costs some memory; what an evaluation needs besides lies beside the pool. With
+            virtual memory, NCCL_GRAPH_REGISTER is set to 0 unless it is set.
         mode: The way to intercept torch's allocator for GPUs. "compat" uses torch's pluggable
             allocator interface for the rest of the process, and must come before the first use of
             the GPU. None keeps compat mode if it is on, and is native mode otherwise.

@@ -11,7 +11,7 @@ While they are on, idle pages go before torch reserves more than ever: see csrc/
 
 They take memory in pages of 2 MiB, and of 12 or more, so a small program may reserve more with
 them. It is left alone. So is a program that has chosen settings of its own, and one of several
-processes: neither CUDA IPC nor every network takes virtual memory.
+processes with an inference engine, which shares torch's tensors by CUDA IPC.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stalloc._adapters import Adapter, registers_memory
 from stalloc._expandable import (
     Switch,
     are_unset,
-    has_several_processes,
+    engine_shares_memory,
     has_virtual_memory,
 )
 from stalloc._hooks.modules import before_every_forward
@@ -64,7 +64,7 @@ class Segments:
             self._watch = before_every_forward(self.phase_begins)
 
     def consider(self, module: torch.nn.Module | None = None) -> None:
-        """Turns them on if the program is large enough, and off once it has several processes.
+        """Turns them on if the program is large enough, and off once an engine shares memory.
 
         Args:
             module: The program's root, if it is known.
@@ -88,7 +88,7 @@ class Segments:
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Within it, new segments are expandable if the program leaves that open."""
-        if self.are_on or not self._may:
+        if self.are_on or not self._may or engine_shares_memory():
             yield
             return
         self._switch.set(True)
@@ -121,7 +121,7 @@ class Segments:
             self._decide()
 
     def _decide(self) -> None:
-        if has_several_processes():
+        if engine_shares_memory():
             self.restore()
         elif not self.are_on:
             # Torch would use its cache in other segments beside them.

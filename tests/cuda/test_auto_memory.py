@@ -381,6 +381,13 @@ print(torch.cuda.max_memory_reserved(), expandable, usual, int(left))
 """
 
 
+ENGINE_OF_SEVERAL = """
+import sys, types
+sys.modules["vllm"] = types.ModuleType("vllm")
+os.environ["WORLD_SIZE"] = "2"
+"""
+
+
 def growing(
     *,
     auto: bool,
@@ -424,13 +431,20 @@ def test_a_large_program_is_recorded_in_expandable_segments() -> None:
         {"settings": "garbage_collection_threshold:0.9"},
         {"settings": "expandable_segments:False"},
         {"before": "torch._C._accelerator_setAllocatorSettings('max_split_size_mb:500')"},
-        {"before": "os.environ['WORLD_SIZE'] = '2'", "size": MIB // 64},
+        {"before": ENGINE_OF_SEVERAL},
+        {"before": ENGINE_OF_SEVERAL, "size": MIB // 64},
+        {"before": "os.environ['NCCL_GRAPH_REGISTER'] = '1'"},
         {"before": "os.environ['TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK'] = '1'"},
     ],
 )
 def test_segments_are_torchs_in_small_programs_and_chosen_ones(case: dict[str, Any]) -> None:
     _, segments, _, _ = growing(auto=True, **case)
     assert segments == 0
+
+
+def test_segments_expand_in_one_of_several_processes() -> None:
+    _, segments, *_ = growing(auto=True, before="os.environ['WORLD_SIZE'] = '2'")
+    assert segments > 0
 
 
 def test_segments_expand_in_a_group_of_one_process() -> None:

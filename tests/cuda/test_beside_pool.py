@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import types
 
 import pytest
 import torch
@@ -63,11 +65,22 @@ def test_segments_expand_while_a_large_plan_is_in_force() -> None:
         assert setting() == "expandable_segments:True", "the setting was stalloc's own"
 
 
-@pytest.mark.parametrize("why", ["small", "plain", "chosen", "several"])
+@isolated
+def test_segments_expand_in_one_of_several_processes() -> None:
+    os.environ["WORLD_SIZE"] = "2"
+    model = Layers().to("cuda")
+    with stalloc.enable(plan_of(model, 20, 20, 20), model=model):
+        assert setting() == "expandable_segments:True"
+
+
+@pytest.mark.parametrize("why", ["small", "plain", "chosen", "engine", "registered"])
 @isolated
 def test_segments_stay_as_they_are(why: str) -> None:
-    if why == "several":
+    if why == "engine":
         os.environ["WORLD_SIZE"] = "2"
+        sys.modules["vllm"] = types.ModuleType("vllm")
+    if why == "registered":
+        os.environ["NCCL_GRAPH_REGISTER"] = "1"
     model = Layers().to("cuda")
     plan = plan_of(model, *[1 if why == "small" else 20] * 3)
     if why == "chosen":

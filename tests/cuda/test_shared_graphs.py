@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -306,6 +307,25 @@ def test_graphs_share_beside_a_plan() -> None:
     assert stalloc.graph_memory().shared < 80 * MIB
     assert stalloc.memory_stats()["hit_rate"] > 0.9
     assert standin.hazards() == 0, standin.complaint()
+
+
+@pytest.mark.parametrize(
+    "asked", ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_GRAPH_REGISTER"]
+)
+@isolated
+def test_graphs_that_nccl_registers_are_refused(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(asked, "1")
+    with pytest.raises(StallocError, match="NCCL cannot register"):
+        stalloc.share_graphs()
+
+
+@isolated
+def test_nccl_registers_no_graphs_that_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "")
+    with stalloc.share_graphs():
+        assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
 
 
 @isolated

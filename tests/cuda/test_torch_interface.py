@@ -482,16 +482,35 @@ def reservations(**options):
 """
 
 
-def test_pools_that_nccl_registers_are_plain_memory() -> None:
+@pytest.mark.parametrize("graphs", ["", "0"])
+def test_nccl_registers_no_graph_whose_tensors_may_move(graphs: str) -> None:
+    result = run_alone(
+        SIZES_FOLLOW_THE_BATCH
+        + f"""
+import os
+os.environ["NCCL_GRAPH_REGISTER"] = "{graphs}"
+assert reservations(keep_addresses=False) == 0
+assert os.environ["NCCL_GRAPH_REGISTER"] == "{graphs}", "nothing moves"
+assert reservations() > 0
+assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    "asked", ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_GRAPH_REGISTER"]
+)
+def test_pools_that_nccl_registers_are_plain_memory(asked: str) -> None:
     """It registers a piece by a handle, which CUDA has for plain memory only."""
     result = run_alone(SIZES_FOLLOW_THE_BATCH + "assert reservations() > 0\n")
     assert result.returncode == 0, result.stderr
     result = run_alone(
         SIZES_FOLLOW_THE_BATCH
-        + """
+        + f"""
 import os
 from stalloc.session import current_session
-os.environ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"] = "1"
+os.environ["{asked}"] = "1"
 assert reservations() == 0
 try:
     reservations(keep_addresses=True)
