@@ -92,6 +92,14 @@ class Proposal:
         return len(self.plan.groups.size) > 0 or bool((self.plan.decisions.law >= 0).any())
 
     @property
+    def is_for_later(self) -> bool:
+        """True if a later run, which it serves from the first request, saves anything.
+
+        It costs no change there, and its requests are all known.
+        """
+        return self.gain > 0 and not self.is_changing
+
+    @property
     def gain(self) -> float:
         """The share of torch's reserved bytes that the plan saves; negative if it needs more."""
         return 1 - self.after / self.before if self.before else 0.0
@@ -124,13 +132,26 @@ def propose(
         peak: Of the run.
 
     Returns:
-        The plans that save at least `LEAST_GAIN`, `LEAST_GAIN_OF_WHOLE` or
-        `LEAST_GAIN_OF_CHANGING`, the best one first.
+        The plans that are worth a change, the best one first.
 
     Raises:
         TraceError: The trace holds no complete iteration.
         PlanError: There is no plan.
     """
+    return worthwhile(candidates(trace, time_limit, goes_on, peak), peak)
+
+
+def worthwhile(proposals: list[Proposal], peak: Peak | None = None) -> list[Proposal]:
+    """Those that save at least `LEAST_GAIN`, `LEAST_GAIN_OF_WHOLE` or `LEAST_GAIN_OF_CHANGING`."""
+    is_thrifty = peak is not None and peak.is_thrifty
+    least = LEAST_GAIN_OF_CHANGING if is_thrifty else LEAST_GAIN
+    return [p for p in proposals if p.gain >= (least if p.is_changing else LEAST_GAIN)]
+
+
+def candidates(
+    trace: Trace, time_limit: float, goes_on: Progress, peak: Peak | None = None
+) -> list[Proposal]:
+    """The same as `propose`, with a plan of the transients that may not be worth a change."""
     torch = replay_torch(trace)
     live = _LiveOn(trace)
     peak = peak or Peak()
@@ -160,8 +181,7 @@ def propose(
         is_smaller = whole.after < (1 - LEAST_GAIN) * proposals[0].after
         if is_smaller and whole.gain >= LEAST_GAIN_OF_WHOLE:
             proposals.insert(0, whole)
-    least = LEAST_GAIN_OF_CHANGING if peak.is_thrifty else LEAST_GAIN
-    return [p for p in proposals if p.gain >= (least if p.is_changing else LEAST_GAIN)]
+    return proposals
 
 
 class _LiveOn:
