@@ -26,7 +26,11 @@ idle memory between them. *ES before*: with `PYTORCH_ALLOC_CONF=expandable_segme
 - *profile, then `enable`*: README's lines. Three iterations are profiled, the warm-up first, and \
 their plan is enabled in the same process.
 - *`auto`*: `stalloc.auto()`, and a second run that finds the plan of the first one. The first \
-plan goes into force when it is solved, in brackets the iteration (the warm-up is 0).
+plan goes into force when it is solved, in brackets the iteration (the warm-up is 0), unless it \
+saves less than 1 %; then the second run has it. Meanwhile torch serves with expandable segments. \
+The optimizer's states have a memory pool of their own, whose pages are idle in part, and idle \
+pages go only where they are many; so `auto` may reserve up to half a percent more than ES. In a \
+second run, weights and states stay in torch's segments: the plan begins with the first forward.
 """
 _STREAMS = f"""Measured in the same way.
 
