@@ -161,7 +161,7 @@ def keep_graphs_unregistered() -> None:
     Call it before virtual memory is used. NCCL takes the allocation around an address for the whole
     tensor, and expects it to stay. In virtual memory it is one chunk of many, and the memory behind
     an address may change: graphs would hang, or other processes write to memory that has gone. NCCL
-    reads the variable when it first sees a captured call.
+    reads the variable when a communicator connects, or at the first captured call.
     """
     if not os.environ.get(_GRAPH_REGISTER):
         os.environ[_GRAPH_REGISTER] = "0"

@@ -49,8 +49,9 @@ class Switch:
         self._made = False
 
     def set(self, on: bool) -> None:
-        """Sets the allocator of all devices."""
+        """Sets the allocator of all devices. They stay off where they are forbidden."""
         global _is_on
+        on = on and not is_forbidden()
         if on:
             keep_graphs_unregistered()
         _is_on = on
@@ -133,7 +134,7 @@ def show_sharing() -> None:
 
 def may_expand(adapter: Adapter) -> bool:
     """True if the program leaves it open, and nothing forbids virtual memory."""
-    if not adapter.is_native or registers_memory() or engine_shares_memory():
+    if not adapter.is_native or is_forbidden():
         return False
     return are_unset() and has_virtual_memory(adapter)
 
@@ -155,13 +156,14 @@ def has_virtual_memory(adapter: Adapter) -> bool:
     return has
 
 
-def engine_shares_memory() -> bool:
-    """True if the process is one of several, and an inference engine is loaded.
+def is_forbidden() -> bool:
+    """True if NCCL is to register memory, or one of several processes has an inference engine.
 
     Such an engine reduces tensors between processes by kernels of its own, which take handles of
     CUDA IPC of torch's tensors. Expandable segments have none.
     """
-    return has_several_processes() and any(name in sys.modules for name in _ENGINES)
+    engine = has_several_processes() and any(name in sys.modules for name in _ENGINES)
+    return engine or registers_memory()
 
 
 def has_several_processes() -> bool:

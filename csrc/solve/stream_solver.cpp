@@ -52,6 +52,16 @@ class Solver {
 
   Solution solve(const Problem& problem, const std::vector<Offset>& warm) {
     Solution solution = solve_all(problem, warm);
+    const Bytes capacity = problem.capacity;
+    if (solution.layout.height > capacity && capacity >= std::max<Bytes>(solution.bound, 1) &&
+        !budget_.is_late()) {
+      // Searches that aim at the bound may end within a capacity that was missed.
+      Problem open = problem;
+      open.capacity = 0;
+      Solution lower = solve_all(open, warm);
+      lower.bound = std::max(lower.bound, solution.bound);
+      if (lower.layout.height < solution.layout.height) solution = std::move(lower);
+    }
     solution.work = done_;
     return solution;
   }

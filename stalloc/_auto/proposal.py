@@ -39,6 +39,10 @@ LEAST_GAIN_OF_WHOLE = 0.02
 """The same for a plan of whole iterations. Its pool is never empty, so it cannot step aside for an
 unusual batch, and what such a batch needs beside the pool is soon more than 1 %."""
 
+LEAST_GAIN_LATER = 0.001
+"""The same for a run that is served from its first request, where it costs no change. Blocks beside
+the pool may need a little more than their bytes."""
+
 LEAST_GAIN_OF_CHANGING = 0.2
 """The same for a plan of requests that change from iteration to iteration, where torch gives back
 what is idle before it reserves more than ever. That reserves a few percent more than the load
@@ -93,11 +97,8 @@ class Proposal:
 
     @property
     def is_for_later(self) -> bool:
-        """True if a later run, which it serves from the first request, saves anything.
-
-        It costs no change there, and its requests are all known.
-        """
-        return self.gain > 0 and not self.is_changing
+        """True if it may serve a later run from the first request; all its requests are known."""
+        return self.gain >= LEAST_GAIN_LATER and not self.is_changing
 
     @property
     def gain(self) -> float:

@@ -28,8 +28,8 @@ from stalloc._adapters import Adapter, registers_memory
 from stalloc._expandable import (
     Switch,
     are_unset,
-    engine_shares_memory,
     has_virtual_memory,
+    is_forbidden,
 )
 from stalloc._hooks.modules import before_every_forward
 from stalloc._hooks.registry import Handle
@@ -64,7 +64,7 @@ class Segments:
             self._watch = before_every_forward(self.phase_begins)
 
     def consider(self, module: torch.nn.Module | None = None) -> None:
-        """Turns them on if the program is large enough, and off once an engine shares memory.
+        """Turns them on if the program is large enough, and off once they are forbidden.
 
         Args:
             module: The program's root, if it is known.
@@ -88,7 +88,7 @@ class Segments:
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Within it, new segments are expandable if the program leaves that open."""
-        if self.are_on or not self._may or engine_shares_memory():
+        if self.are_on or not self._may or is_forbidden():
             yield
             return
         self._switch.set(True)
@@ -121,7 +121,7 @@ class Segments:
             self._decide()
 
     def _decide(self) -> None:
-        if engine_shares_memory():
+        if is_forbidden():
             self.restore()
         elif not self.are_on:
             # Torch would use its cache in other segments beside them.

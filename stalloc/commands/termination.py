@@ -92,6 +92,7 @@ class _Watch:
         self._is_busy = is_busy
         self._signals = signals
         self._saving = threading.Lock()  # the saving thread keeps it to the end
+        self._saves = False
         self._over = False
         self._handled: set[int] = set()
         self._reader, self._writer = map(_PipeEnd, os.pipe())
@@ -127,8 +128,8 @@ class _Watch:
         if self._writer.is_open():
             with contextlib.suppress(OSError):  # full
                 os.write(self._writer.number, bytes([number]))
-        if self._is_busy():
-            return
+        if self._is_busy() and not self._saves:
+            return  # a signal follows
         _stand_still(GRACE)
         _end_process(number)
 
@@ -154,6 +155,7 @@ class _Watch:
                 main = threading.main_thread().ident
                 assert main is not None
                 signal.pthread_kill(main, number)
+            self._saves = True  # which ends the recording, too
             self._save(number)
         except BaseException:  # after which nothing would print it
             os.write(2, traceback.format_exc().encode(errors="backslashreplace"))

@@ -67,6 +67,13 @@ TEST(Ejection, WinsInThePortfolioWhereOrdersFail) {
   EXPECT_NO_THROW(verify::validate(problem, result.layout));
 }
 
+TEST(Ejection, FitsACapacityThatItReachesWithoutOne) {
+  solve::Problem problem = unstructured(0, 2'100);
+  const Bytes height = solve::solve(problem, {.threads = 1}, {}).layout.height;
+  problem.capacity = height;
+  EXPECT_LE(solve::solve(problem, {.threads = 1}, {}).layout.height, height);
+}
+
 TEST(Ejection, IsValidOnEveryShape) {
   RandomProblems random(43);
   int lower = 0;

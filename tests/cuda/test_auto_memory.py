@@ -442,6 +442,25 @@ def test_segments_are_torchs_in_small_programs_and_chosen_ones(case: dict[str, A
     assert segments == 0
 
 
+LATE = """
+import os
+made = stalloc.auto
+def auto(**options):
+    made(**options)
+    os.environ["{name}"] = "1"
+stalloc.auto = auto
+"""
+
+
+# As a script that `stalloc run` runs: stalloc.auto() has been called before.
+@pytest.mark.parametrize(
+    "name", ["NCCL_GRAPH_REGISTER", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"]
+)
+def test_segments_are_torchs_where_a_script_lets_nccl_register(name: str) -> None:
+    _, segments, _, _ = growing(auto=True, before=LATE.format(name=name))
+    assert segments == 0
+
+
 def test_segments_expand_in_one_of_several_processes() -> None:
     _, segments, *_ = growing(auto=True, before="os.environ['WORLD_SIZE'] = '2'")
     assert segments > 0

@@ -312,6 +312,47 @@ def test_a_signal_while_the_recording_ends_loses_nothing(goes_on: bool, tmp_path
     assert_kept(tmp_path / "plans")
 
 
+# The call in which the signal finds the training returns while the recording ends.
+RETURNS = """
+import os, sys, threading, time, stalloc.cli
+from stalloc.profiling import Profile
+
+reader, writer = os.pipe()
+os.set_inheritable(reader, True)
+os.environ["READER"] = str(reader)
+
+def functions():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None:
+        yield frame.f_code.co_name
+        frame = frame.f_back
+
+end = Profile._end
+def slow(prof):
+    os.write(writer, b"1")
+    while "WENT_ON" not in os.environ and "_stand_still" not in functions():
+        time.sleep(0.01)
+    return end(prof)
+Profile._end = slow
+stalloc.cli.main(sys.argv[1:])
+"""
+IN_A_CALL = """
+command = f"echo ready; exec head -c1 <&{os.environ['READER']} >&2"
+ctypes.CDLL(None).system(command.encode())
+os.environ["WENT_ON"] = "1"
+os.write(1, b"went on\\n")
+"""
+
+
+def test_training_does_not_go_on_while_it_saves(tmp_path: Path) -> None:
+    script = TRAINS + IN_A_CALL + FOREVER["in Python"].replace(READY, "")
+    with running(script, tmp_path, launcher=(sys.executable, "-c", RETURNS)) as process:
+        process.send_signal(signal.SIGTERM)
+        assert pipe(process.stdout).read() == ""
+        ended(process, -signal.SIGTERM)
+    assert_kept(tmp_path / "plans")
+
+
 def test_an_error_while_it_saves_is_shown(tmp_path: Path) -> None:
     broken = SLOW.format(grace=1e6).replace("stalloc.cli.main", "del os.fsync; stalloc.cli.main")
     launcher = (sys.executable, "-c", broken)

@@ -45,6 +45,7 @@ class Ejections {
   // Returns true once all buffers lie below the aim, false after so many puts or if one has no
   // place at all.
   bool run(std::int64_t puts, const Budget& budget) {
+    if (std::ssize(out_) > puts) return false;
     for (; !out_.empty(); --puts) {
       const bool is_late = puts % kPollEvery == 0 && budget.is_late();
       if (puts == 0 || is_late || (budget.work && budget.expired())) return false;
@@ -181,11 +182,18 @@ Minimum search_ejections(const Problem& problem, const Layout& start, std::int64
   Minimum result{start, 0};
   const Timeline timeline(problem);
   const Bytes target = std::max(budget.target, load_bound(problem));
+  Bytes failed = 0;  // the highest aim so far without success
   for (auto part = kAims.begin(); part != kAims.end() && result.layout.height > target;) {
     const auto above = static_cast<double>(result.layout.height - target);
-    const Bytes aim = target + static_cast<Bytes>(*part * above);
-    Ejections search(problem, timeline, result.layout, aim - aim % problem.alignment);
+    Bytes aim = target + static_cast<Bytes>(*part * above);
+    aim -= aim % problem.alignment;
+    if (aim <= failed || aim < target) {
+      ++part;
+      continue;
+    }
+    Ejections search(problem, timeline, result.layout, aim);
     if (!search.run(puts, budget)) {
+      failed = aim;
       ++part;
       continue;
     }
