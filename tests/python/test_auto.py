@@ -221,19 +221,23 @@ def test_a_plan_that_serves_little_goes_out_of_force() -> None:
 
 
 class Product(nn.Module):
-    """Has nothing to save: one tensor of 96 MiB, and torch's segments fit it."""
+    """Temporaries of one size.
 
-    def __init__(self) -> None:
+    Args:
+        size: In floats. Those of whole segments of torch's, of 2 MiB each, leave nothing to save.
+    """
+
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(24 << 20))
+        self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self) -> torch.Tensor:
         return self.weight.square().sum()
 
 
-@isolated
-def test_a_plan_that_saves_nothing_stays_out_of_force() -> None:
-    model = Product()
+def train_product(size: int) -> dict[str, Any]:
+    """The status at the end, before stalloc is disabled."""
+    model = Product(size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     auto = stalloc.auto()
     for _ in range(12):
@@ -242,10 +246,16 @@ def test_a_plan_that_saves_nothing_stays_out_of_force() -> None:
         optimizer.zero_grad()
         settle(auto)
     status = stalloc.status()
+    stalloc.disable()
+    return status
+
+
+@isolated
+def test_a_plan_that_saves_nothing_stays_out_of_force() -> None:
+    status = train_product(24 << 20)
     assert status["stage"] == "resting"
     assert "save less than 1 %" in status["reason"]
     assert status["changes"] == []
-    stalloc.disable()
     assert "save less than 1 %" in stalloc.status()["reason"], "tells more than who ended it"
 
 

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isolation import isolated
 from processes import torchrun
-from test_auto import settle
+from test_auto import settle, train_product
 from test_auto_run import SCRIPT, WAITS, run
 from training import Trainer, assert_same, loss_of, profiled_plan, tokens, twins
 
@@ -269,37 +268,17 @@ def test_the_second_run_is_served_from_its_first_iteration(tmp_path: Path) -> No
     assert file.stat().st_mtime > 0, "is noted as used"
 
 
-class Product(torch.nn.Module):
-    """torch's segments of 202 MiB are a little larger than its tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(403 << 17))
-
-    def forward(self) -> torch.Tensor:
-        return self.weight.square().sum()
-
-
-def train_product() -> dict[str, Any]:
-    model = Product()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    auto = stalloc.auto()
-    for _ in range(9):
-        model().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        settle(auto)
-    status = stalloc.status()
-    stalloc.disable()
-    return status
+# torch's segments of 202 MiB are a little larger.
+LITTLE_TO_SAVE = 403 << 17
+"""Floats."""
 
 
 @isolated
 def test_a_plan_that_is_not_worth_a_change_serves_the_next_run(tmp_path: Path) -> None:
     os.environ["STALLOC_CACHE"] = str(tmp_path)
-    first = train_product()
+    first = train_product(LITTLE_TO_SAVE)
     assert (first["stage"], first["changes"]) == ("resting", [])
-    second = train_product()
+    second = train_product(LITTLE_TO_SAVE)
     (change,) = second["changes"]
     assert (change["iteration"], change["reason"]) == (0, "plan of an earlier run")
     assert 0.99 * change["before"] < change["after"] < change["before"]
