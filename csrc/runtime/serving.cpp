@@ -163,6 +163,7 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
   }
   const Range lacking = offset == kUnplaced ? pool.space.lacking_memory(decision, size) : Range{};
   if (lacking.size() > 0) {
+    review_structure();
     if (void* p =
             place_in_memory(lacking, size, stream, {.origin = origin(), .lifetime = decision})) {
       ++counts_.conflicts;
@@ -602,7 +603,8 @@ bool Serving::end_iteration() {
   matcher().end_iteration();
   microbatches_.end_iteration();
   begin_moves();
-  refused_ = upcoming_refused_ = began_ = lacked_ = is_enlarged_ = false;
+  refused_ = upcoming_refused_ = began_ = lacked_ = is_enlarged_ = leaves_out_ = false;
+  reviewed_at_ = 0;
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;

@@ -224,6 +224,7 @@ class Serving {
   void open_zone(bool more);
   bool provide_memory(Range r, Range wish, MovingMemory::Means means);
   MovingMemory::Means means(Bytes size = 0) const;
+  void review_structure();
   void release_cached();
   void give_back_beside(Bytes size, Bytes request, StreamId stream);
   static Bytes unused(Bytes load);
@@ -289,6 +290,10 @@ class Serving {
   // The cache that could not go, and if it is to be read anew, after a request has asked for it.
   Bytes stuck_cached_ = 0;
   bool asked_cached_ = false;
+  // This iteration has left out much of what the plan has live, as seen when the pool had so much
+  // memory.
+  bool leaves_out_ = false;
+  Bytes reviewed_at_ = 0;
   bool has_given_way_ = false;       // idle memory of the pool has gone to what lies beside it
   Bytes accepted_ = 0;               // the run could not do with less of the device; see give_way()
   const std::int64_t moves_before_;  // those of other plans

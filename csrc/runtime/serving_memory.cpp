@@ -15,6 +15,9 @@ constexpr std::int64_t kRequestsForMove = 500;
 // The pool may have the bound of its layout and one part in so many before memory moves for it.
 constexpr Bytes kSpareParts = 200;
 
+// Whether a run has the structure of its layout is found again after one part in so many of it.
+constexpr Bytes kReviewParts = 64;
+
 // A run whose structure varies may hold its load and one part in so many before memory moves for
 // it; a small one more, up to kLeastLacking.
 constexpr Bytes kUnusedParts = 100;
@@ -181,8 +184,8 @@ MovingMemory::Means Serving::means(Bytes size) const {
   const Bytes rest = std::max<Bytes>(0, all + all / kSpareParts - pools_.active()->space.memory());
   const plan::Plan& layout = layouts_.current();
   const bool is_tight = !plan::has_idle(layout) || counts_.relayouts > 0;
-  const bool is_static =
-      layout.groups.empty() && is_tight && pools_.active()->space.strays() == 0 && !has_given_way_;
+  const bool is_static = layout.groups.empty() && is_tight && !leaves_out_ &&
+                         pools_.active()->space.strays() == 0 && !has_given_way_;
   if (is_static) return {.spare = rest, .rest = rest, .waits = waits};
   // A layout with dynamic requests has more addresses than the run ever uses at once.
   const Bytes load = std::max({profiled_load_, accounting_.most_live(), accounting_.live() + size});
@@ -192,6 +195,17 @@ MovingMemory::Means Serving::means(Bytes size) const {
   const Bytes known = std::max<Bytes>(0, accounting_.most_reserved() - reserved);
   const Bytes spare = std::max(known, std::clamp<Bytes>(most - reserved, 0, rest));
   return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits, .cushion = cushion_};
+}
+
+// Finds whether this iteration has the structure of the layout, which needs its bound then: before
+// it gets more memory, and after each part of it. A layout for longer batches than the profile had
+// may be for batches whose activations are recomputed.
+void Serving::review_structure() {
+  const StaticPool& space = pools_.active()->space;
+  const Bytes bound = layouts_.current().bound;
+  if (reviewed_at_ > 0 && space.memory() < reviewed_at_ + bound / kReviewParts) return;
+  reviewed_at_ = space.memory();
+  leaves_out_ = space.left_out() > unused(bound);
 }
 
 std::int64_t Serving::most_moves() const {
@@ -225,7 +239,8 @@ bool Serving::would_give_way(Bytes size) {
   const Bytes most = accounting_.most_reserved();
   const bool is_small = most / kToleratedPartsOfSmall < kLeastLacking;
   const Bytes tolerated = most / ((is_small ? kToleratedPartsOfSmall : kToleratedParts) + 1);
-  accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - tolerated);
+  // The fallback may have taken less of the device than foreseen.
+  accepted_ = accepted_ == 0 ? most : std::clamp(accepted_, most - tolerated, most);
   const Bytes least =
       std::clamp(accepted_ / kToleratedPartsOfSmall, kLeastTolerated, kLeastLacking);
   const Bytes lacking = accounting_.reserved() + size - accepted_;

@@ -239,6 +239,16 @@ bool StaticPool::is_current(const Placed& p) const {
   return p.allocated_at < p.freed_at ? allocated && !freed : allocated || !freed;
 }
 
+Bytes StaticPool::left_out() const {
+  Bytes bytes = 0;
+  for (DecisionIndex d(0); d < planned_; ++d) {
+    const Placed& p = decisions_[d];
+    const bool is_missing = p.state == State::kIdle && p.slot_class == kNone && is_current(p);
+    if (is_missing) bytes += p.size;
+  }
+  return bytes;
+}
+
 Offset StaticPool::place(DecisionIndex d, Bytes size) {
   Placed& p = decisions_[d];
   if (size > p.size) return kUnplaced;

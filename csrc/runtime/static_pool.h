@@ -327,6 +327,10 @@ class StaticPool {
   // Moves the clock to the end of the plan, then to its beginning.
   void end_iteration();
 
+  // The bytes that the plan has live at this point and the run does not: it has left requests out,
+  // or freed them before their time. O(n).
+  Bytes left_out() const;
+
   // The largest idle range. O(n).
   Bytes largest_hole() const;
   std::size_t live_blocks() const { return live_; }

@@ -212,6 +212,22 @@ TEST_F(CallersCache, GivesNoWayForWhatLiesInSmallerBlocks) {
   allocator_.make_way_for_caller(16 * kMiB, unasked);
 }
 
+// A segment is a guess: an idle end of one may hold most of the request.
+TEST_F(CallersCache, GivesWayAlsoAfterItTookLessThanForeseen) {
+  allocator_.enable(two_blocks());
+  note(64 * kMiB, 0);
+  enter_forward();
+  const std::vector<void*> blocks = {allocate(16 * kMiB), allocate(16 * kMiB)};
+  allocator_.make_way_for_caller(64 * kMiB, fails);
+  EXPECT_EQ(statistics().pool, 32 * kMiB) << "all of it is in use";
+  note(72 * kMiB, 0);
+  for (void* p : blocks) free(p);
+  end_iteration();
+  allocator_.make_way_for_caller(40 * kMiB, fails);
+  EXPECT_LE(statistics().pool, 2 * kMiB);
+  allocator_.disable();
+}
+
 // The device has the memory of later requests then.
 TEST_F(CallersCache, EachWaitOfAnIterationMakesRoomForMore) {
   constexpr Bytes kHalf = 512 * kMiB;

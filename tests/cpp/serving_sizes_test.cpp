@@ -315,6 +315,32 @@ TEST(ServingSizes, ALargerLayoutTakesNoMoreThanItsRequests) {
   EXPECT_EQ(run.allocator().figures().statistics().moves, 0) << "the bound tells what is needed";
 }
 
+// As where activations are recomputed in long batches alone.
+TEST(ServingSizes, ALargerBatchOfAnotherStructureNeedsNoMemoryForWhatItLeavesOut) {
+  const Program program(1, 16);
+  constexpr Extent kLarge = 1 << 14;
+  constexpr Bytes kTokenBytes = kUnit * kLarge;  // 8 MiB
+  Session run(program.plan, Bytes{1} << 40, /*grows=*/true);
+  run.iterate({16});
+  runtime::TrainingLoop& loop = run.allocator().loop();
+  for (int i = 0; i < 3; ++i) {
+    loop.enter_phase(PhaseKind::kOther, kNone, 0);
+    const std::vector<std::int64_t> values = {4, kLarge};
+    loop.set_extents(kNames, values);
+    loop.enter_phase(PhaseKind::kForward, 0, 0);
+    run.alloc("one", kUnit + 8 * kTokenBytes);
+    run.free("one");
+    run.alloc("two", 4 * kTokenBytes);
+    loop.enter_phase(PhaseKind::kBackward, 0, 0);
+    run.alloc("scratch", 4 * kTokenBytes);
+    for (const char* name : {"scratch", "two"}) run.free(name);
+    run.step();
+    EXPECT_LE(run.peak_reserved(), 9 * kTokenBytes) << "of a load of 8, and a bound of 18";
+  }
+  EXPECT_EQ(run.iterate({kLarge}), 5);
+  EXPECT_LE(run.peak_reserved(), 19 * kTokenBytes);
+}
+
 TEST(ServingSizes, KeepsTheOldPoolIfALargerOneDoesNotFit) {
   for (const bool grows : {false, true}) {
     const Program program(1, 16);
