@@ -47,7 +47,7 @@ void AllocatorParts::collect_delayed() {
     if (Pool* pool = pools.find(p)) {
       const StaticPool::Block block = pool->release(p, capturing());
       accounting.release_block(pool->space.round_up(block.size));
-      if (pool != pools.active()) pools.note_freed(block.size);
+      if (pools.is_left(*pool)) pools.note_freed(block.size);
     } else {
       release_fallback(p);
     }

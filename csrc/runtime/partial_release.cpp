@@ -18,6 +18,12 @@ bool PartialRelease::release(Pool& pool) {
   return is_partial();
 }
 
+bool PartialRelease::release_more(Pool& pool) {
+  const Bytes before = pool.space.memory();
+  release(pool);
+  return pool.space.memory() < before;
+}
+
 void PartialRelease::release_chunks(Pool& pool, const std::vector<Range>& idle) {
   for (const Range& r : idle) {
     const Range chunks = device_.detach(pool.base, r);

@@ -26,6 +26,9 @@ class PartialRelease {
   // Waits for the device. Returns false if blocks lie everywhere: then the pool keeps its memory.
   bool release(Pool& pool);
 
+  // The same once more, after blocks were freed. Returns false if no other part can go.
+  bool release_more(Pool& pool);
+
   // Takes back what release() gave. Returns false if the device lacks memory: then the pool has
   // none of it.
   bool acquire(Pool& pool);

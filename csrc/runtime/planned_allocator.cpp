@@ -262,7 +262,7 @@ bool PlannedAllocator::release_from(Pool& pool, void* p, bool for_training) {
   if (parts_.serving) parts_.serving->released(p);
   if (block.late) [[unlikely]]
     note_late(block, pool, for_training);
-  if (&pool != parts_.pools.active()) {
+  if (parts_.pools.is_left(pool)) {
     parts_.pools.note_freed(rounded);
     if (!parts_.serving) parts_.pools.review_retired();
     parts_.drop_empty_pools();

@@ -61,7 +61,7 @@ void Pools::enable(const plan::Plan& plan, bool with_resident, bool filled) {
 void Pools::disable() {
   retire(std::move(active_));
   retire(std::move(resident_));
-  away_ = false;
+  away_ = is_left_ = false;
   partial_.forget();
 }
 
@@ -314,7 +314,7 @@ void Pools::acquire() {
       throw_out_of_memory(active_->space.size());
     }
   }
-  away_ = false;
+  away_ = is_left_ = false;
 }
 
 void Pools::abandon() {
@@ -332,6 +332,7 @@ void Pools::retire(std::unique_ptr<Pool> pool) {
 Bytes Pools::worth_a_wait() const {
   Bytes memory = 0;
   for (const auto& pool : retired_) memory += pool->space.memory();
+  if (is_left_) memory += left();
   return std::max(kLeastFreed, memory / kFreedParts);
 }
 
@@ -340,7 +341,7 @@ void Pools::review_retired(Bytes least) { untrimmed_ = untrimmed_ || freed_ >= l
 bool Pools::trim() {
   if (!std::exchange(untrimmed_, false) || abandoned_) return false;
   freed_ = 0;
-  bool trimmed = false;
+  bool trimmed = is_left_ && partial_.is_partial() && partial_.release_more(*active_);
   for (const auto& pool : retired_) {
     if (pool->space.live_blocks() == 0) continue;
     trimmed = PartialRelease(device_).release(*pool) || trimmed;

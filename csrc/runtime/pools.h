@@ -66,10 +66,11 @@ class Pools {
 
   // Returns the memory of retired pools without a live block. False if there are none.
   bool drop_empty();
-  // Gives back the memory of retired pools in which no block lies, if one was retired since the
-  // last call: no request gets it any more. Waits for the device. Returns true if there was any.
+  // Gives back the memory in which no block lies of pools that are retired or left, if there is a
+  // new one since the last call: no request gets it any more. Waits for the device. Returns true if
+  // there was any.
   bool trim();
-  // A block of a retired pool was freed.
+  // A block of a pool that is retired or left was freed.
   void note_freed(Bytes size) { freed_ += size; }
   // Lets trim() look at all retired pools again once `least` bytes were freed in them, such as the
   // weights of a model that others have replaced.
@@ -79,6 +80,13 @@ class Pools {
   // Returns the active pool's memory to the device, and keeps its addresses if the device can. If a
   // block lies in the pool: throws Error, or if `partly`, returns the rest; see PartialRelease.
   void release(bool partly);
+  // The same for good: what is freed in it later goes, too, with trim().
+  void leave() {
+    release(/*partly=*/true);
+    is_left_ = true;
+  }
+  // True if no request gets memory of `pool` any more.
+  bool is_left(const Pool& pool) const { return is_left_ || &pool != active_.get(); }
   // The bytes of the active pool that release() has left.
   Bytes left() const { return partial_.is_partial() ? active_->space.memory() : 0; }
   // Reserves the memory again. Throws OutOfMemory and changes nothing if the device lacks it.
@@ -194,6 +202,7 @@ class Pools {
   bool untrimmed_ = false;           // a retired pool may have idle memory
   Bytes freed_ = 0;                  // in retired pools since trim()
   bool away_ = false;                // the active pool's memory is released
+  bool is_left_ = false;             // and stays so, unless acquire() takes it again
   PartialRelease partial_{device_};  // if blocks lie in it, the part of that memory without
   bool abandoned_ = false;           // this is a forked child
 };

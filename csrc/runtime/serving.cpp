@@ -591,6 +591,7 @@ bool Serving::join_pieces() {
 void Serving::adopt(const plan::Plan* layout) {
   most_addresses_ = std::max(most_addresses_, layout->pool);
   layouts_.use(layout);
+  is_beyond_profile_ = !layouts_.was_profiled(layout->extents);
   ++counts_.relayouts;
   matcher_.relayout(*layout);
   if (!startup_) return;
@@ -621,7 +622,9 @@ bool Serving::end_iteration() {
   return true;
 }
 
-bool Serving::loses() const { return share_ < kLeastShare && moves_no_more(); }
+bool Serving::loses() const {
+  return runs_out_of_moves_ || (share_ < kLeastShare && moves_no_more());
+}
 
 void Serving::learn_from_kept() {
   const StaticPool& space = pools_.active()->space;

@@ -249,9 +249,10 @@ class Serving {
   const Accounting& accounting_;
   Statistics& counts_;
   Layouts layouts_;
-  const Bytes profiled_load_;  // what the run is expected to reach
-  const bool overlaps_;        // microbatches are in flight together
-  Bytes most_addresses_;       // of the layouts so far
+  const Bytes profiled_load_;       // what the run is expected to reach
+  const bool overlaps_;             // microbatches are in flight together
+  Bytes most_addresses_;            // of the layouts so far
+  bool is_beyond_profile_ = false;  // the profile had no batch as large as the layout's
   Microbatches microbatches_;
   bool outgrows_ = false;
   bool is_rearranged_ = false;  // requests take turns, or leftovers are in the way
@@ -299,9 +300,10 @@ class Serving {
   const std::int64_t moves_before_;  // those of other plans
   std::int64_t training_moves_ = 0;  // without those of evaluations
   std::int64_t moves_at_begin_ = 0;  // the same when this iteration began
-  std::int64_t moves_beside_ = 0;    // of the fallback's memory
-  Bytes cushion_ = kLeastLacking;    // a wait makes room for so much more
-  std::int64_t paused_in_ = -1;      // the last iteration that asked for room in a pause
+  bool runs_out_of_moves_ = false;
+  std::int64_t moves_beside_ = 0;  // of the fallback's memory
+  Bytes cushion_ = kLeastLacking;  // a wait makes room for so much more
+  std::int64_t paused_in_ = -1;    // the last iteration that asked for room in a pause
   bool pauses_often_ = false;
   const bool reuse_;
   const bool fills_;  // the pool began without memory

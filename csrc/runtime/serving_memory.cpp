@@ -12,6 +12,11 @@ namespace {
 constexpr std::int64_t kFirstMoves = 512;
 constexpr std::int64_t kRequestsForMove = 500;
 
+// A pool is left before its memory may move no more: if this many iterations like the last one
+// would use up the moves, and its addresses exceed the load by more than one part in so many.
+constexpr std::int64_t kReserve = 2;
+constexpr Bytes kWorthMoves = 3;
+
 // The pool may have the bound of its layout and one part in so many before memory moves for it.
 constexpr Bytes kSpareParts = 200;
 
@@ -183,7 +188,7 @@ MovingMemory::Means Serving::means(Bytes size) const {
   const Bytes all = fills_ ? std::max(bound, most_addresses_) : bound;
   const Bytes rest = std::max<Bytes>(0, all + all / kSpareParts - pools_.active()->space.memory());
   const plan::Plan& layout = layouts_.current();
-  const bool is_tight = !plan::has_idle(layout) || counts_.relayouts > 0;
+  const bool is_tight = !plan::has_idle(layout) || is_beyond_profile_;
   const bool is_static = layout.groups.empty() && is_tight && !leaves_out_ &&
                          pools_.active()->space.strays() == 0 && !has_given_way_;
   if (is_static) return {.spare = rest, .rest = rest, .waits = waits};
@@ -197,10 +202,11 @@ MovingMemory::Means Serving::means(Bytes size) const {
   return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits, .cushion = cushion_};
 }
 
-// Finds whether this iteration has the structure of the layout, which needs its bound then: before
-// it gets more memory, and after each part of it. A layout for longer batches than the profile had
-// may be for batches whose activations are recomputed.
+// Finds whether this iteration has the structure of a layout beyond the profile, which needs its
+// bound then: before it gets more memory, and after each part of it. Longer batches than the
+// profile had may be those whose activations are recomputed.
 void Serving::review_structure() {
+  if (!is_beyond_profile_) return;
   const StaticPool& space = pools_.active()->space;
   const Bytes bound = layouts_.current().bound;
   if (reviewed_at_ > 0 && space.memory() < reviewed_at_ + bound / kReviewParts) return;
@@ -278,6 +284,11 @@ void Serving::widen_cushion() {
 }
 
 void Serving::begin_moves() {
+  // The next iterations need as many. Without them, all addresses get memory one day.
+  const std::int64_t moves = training_moves_ - moves_at_begin_;
+  const Bytes load = std::max(profiled_load_, accounting_.most_live());
+  runs_out_of_moves_ = moves > 0 && training_moves_ + kReserve * moves >= most_moves() &&
+                       pools_.active()->space.size() > load + load / kWorthMoves;
   cushion_ = std::max(kLeastLacking, cushion_ / 2);
   moves_at_begin_ = training_moves_;
 }

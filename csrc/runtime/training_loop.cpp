@@ -98,7 +98,7 @@ void TrainingLoop::leave_pool() {
   parts_.collect_all_delayed();
   parts_.serving->learn_from_kept();
   try {
-    parts_.pools.release(/*partly=*/true);
+    parts_.pools.leave();
   } catch (const Error&) {
     return;
   }

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 
@@ -158,7 +159,8 @@ def _iterations(
 ) -> list[int]:
     """The boundaries of the iterations that end with these steps of the optimizer."""
     steps = _steps_an_iteration(
-        _allocations_of(ends, places, sequence), _allocations_of(ends, places, calls)
+        by_size=_allocations_of(ends, places, sequence),
+        by_site=_allocations_of(ends, places, calls),
     )
     ends = ends[(len(ends) - 1) % steps :: steps]
     if len(ends) == 1:
@@ -191,18 +193,29 @@ def _alike(a: Counter[int], b: Counter[int]) -> float:
     return (a & b).total() / larger if larger else 1.0
 
 
-def _steps_an_iteration(*parts: list[Counter[int]]) -> int:
+def _steps_an_iteration(by_size: list[Counter[int]], by_site: list[Counter[int]]) -> int:
     """Two optimizers that alternate make one iteration of two steps.
 
     Args:
-        parts: The requests of each step by size; by call site, where batches change all sizes.
+        by_size: The requests of each step by size.
+        by_site: The same by call site, where batches change all sizes.
     """
-    for counters in parts:
+    for counters in (by_size, by_site):
+        # One optimizer, before whose steps the same code runs, more or less often.
+        if counters is by_site and _have_same_keys(by_site):
+            break
         for steps in range(1, min(_MOST_STEPS, len(counters) // 2) + 1):
             pairs = list(zip(counters, counters[steps:], strict=False))
             if sum(_alike(a, b) for a, b in pairs) >= _ALIKE * len(pairs):
                 return steps
     return 1
+
+
+def _have_same_keys(counters: list[Counter[int]]) -> bool:
+    """True if nearly all of them have the same keys, several of them."""
+    pairs = list(pairwise(counters))
+    alike = sum(_alike(Counter(set(a)), Counter(set(b))) for a, b in pairs)
+    return len(set().union(*counters)) > 1 and alike >= _ALIKE * len(pairs)
 
 
 def _repeated(sequence: Int64s) -> int:

@@ -54,6 +54,16 @@ class DepartedRoom : public ::testing::Test {
     for (const std::size_t i : live) free(blocks[i]);
     end_iteration();
   }
+  // Runs iterations that move memory for a departing request, a number of times.
+  void move(Bytes size, int times) {
+    for (int i = 0; i < times; ++i) {
+      const std::vector<void*> blocks = begin();
+      free(blocks[1]);
+      free(blocks[3]);
+      free(allocate(size));
+      end(blocks, {0, 2, 4});
+    }
+  }
   // Runs an iteration in which a request of 20 MiB departs. Its block, which lives on, has memory
   // behind the layout, and the layout's addresses have got theirs again: 100 MiB.
   // `held`: and has held so much beside the pool before.
@@ -233,13 +243,7 @@ TEST_F(DepartedRoom, StaysForASmallRequestBesideThePool) {
 // has too little beside the pool.
 TEST_F(DepartedRoom, IsGivenUpInPiecesForARequestThatNothingElseServes) {
   allocator_.enable(five_blocks());
-  for (int i = 0; i < 300; ++i) {
-    const std::vector<void*> blocks = begin();
-    free(blocks[1]);
-    free(blocks[3]);
-    free(allocate(20 * kMiB));
-    end(blocks, {0, 2, 4});
-  }
+  move(20 * kMiB, 300);
   ASSERT_LT(statistics().moves, 2 * 300);
   ASSERT_EQ(statistics().fallback_requests, 0);
   enter_forward();
@@ -255,25 +259,17 @@ TEST_F(DepartedRoom, IsGivenUpInPiecesForARequestThatNothingElseServes) {
 // beside it would hold memory for nothing.
 TEST_F(DepartedRoom, GoesWithThePoolWhereTheRunHasLeftThePlan) {
   allocator_.enable(five_blocks());
-  const auto move = [&] {
-    const std::vector<void*> blocks = begin();
-    free(blocks[1]);
-    free(blocks[3]);
-    free(allocate(20 * kMiB));
-    return blocks;
-  };
-  const auto follow = [&] { end(move(), {0, 2, 4}); };
   const auto depart = [&] {
     enter_forward();
     void* const kept = allocate(16 * kMiB);
     end_iteration();
     free(kept);
   };
-  for (int i = 0; i < 300; ++i) follow();
+  move(20 * kMiB, 300);
   ASSERT_LT(statistics().moves, 2 * 300) << "memory no longer moves";
   const Bytes pool = statistics().pool;
   depart();
-  for (int i = 0; i < 8; ++i) follow();
+  move(20 * kMiB, 8);
   for (int i = 0; i < 2; ++i) depart();
   EXPECT_GE(device_.used(), pool) << "a few iterations of another kind";
   enter_forward();
@@ -285,8 +281,42 @@ TEST_F(DepartedRoom, GoesWithThePoolWhereTheRunHasLeftThePlan) {
   free(kept);
   free(next);
   const std::int64_t hits = statistics().hits;
-  follow();
+  move(20 * kMiB, 1);
   EXPECT_EQ(statistics().hits, hits) << "the pool does not come back";
+}
+
+// Without moves, this pool would need a third more than its load for good.
+TEST_F(DepartedRoom, IsLeftBeforeItsMemoryMayMoveNoMore) {
+  allocator_.enable(five_blocks());
+  move(30 * kMiB, 100);
+  EXPECT_EQ(statistics().fallback_requests, 0);
+  EXPECT_EQ(device_.used(), 80 * kMiB);
+  move(30 * kMiB, 200);
+  allocator_.release_cached();
+  EXPECT_EQ(device_.used(), 0) << "the pool has gone";
+  EXPECT_LT(statistics().moves, 512) << "the most";
+  EXPECT_EQ(statistics().conflicts, 0) << "memory moved for each request";
+  EXPECT_EQ(statistics().hits % kDecisions, 0);
+}
+
+TEST_F(DepartedRoom, OfAPoolThatIsLeftGoesAsBlocksAreFreed) {
+  allocator_.enable(five_blocks());
+  std::vector<void*> blocks;
+  for (int i = 0; i < 300 && (i == 0 || device_.used() == 80 * kMiB); ++i) {
+    for (const std::size_t kept : {0, 2}) {
+      if (i > 0) free(blocks[kept]);
+    }
+    blocks = begin();
+    free(blocks[1]);
+    free(blocks[3]);
+    free(allocate(30 * kMiB));
+    end(blocks, {4});
+  }
+  ASSERT_EQ(device_.used(), 32 * kMiB) << "that of the blocks";
+  free(blocks[0]);
+  free(blocks[2]);
+  end_iteration();
+  EXPECT_EQ(device_.used(), 0);
 }
 
 class DepartedRoomBesideTheCallers : public DepartedRoom {

@@ -265,6 +265,23 @@ def test_two_optimizers_that_take_turns_make_one_iteration() -> None:
     assert any("every 2th step" in text for text in imported.assumptions)
 
 
+def test_microbatches_that_vary_in_number_make_no_iteration_of_several_steps() -> None:
+    """Three numbers in turn, but for some: step by step the same code, of ever other sizes."""
+    writer = SnapshotWriter()
+    frames = [[*FORWARD[:2], frame("forward", "/home/me/model.py", i)] for i in range(10)]
+    for step in range(24):
+        for microbatch in range((6, 3, 3)[step % 3] if step != 10 else 6):
+            for i in range(10):
+                size = (i + 1 + 20 * step + 7 * microbatch) << 14
+                writer.free(writer.alloc(size, frames[i]))
+        writer.annotate("START", "Optimizer.step#SGD.step")
+        writer.free(writer.alloc(512))
+        writer.annotate("END", "Optimizer.step#SGD.step")
+    imported = load(writer.document())
+    assert any("the optimizer's step" in text for text in imported.assumptions)
+    assert len(imported.trace.iterations) == 25
+
+
 def test_one_iteration_is_repeated() -> None:
     document = last_step()
     once = load(document, repetitions=1).trace
