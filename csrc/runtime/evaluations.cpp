@@ -21,6 +21,9 @@ constexpr Bytes kMostGrowth = 8;
 // The number of layouts of a program: one whose requests keep changing gets no more.
 constexpr int kMostLayouts = 64;
 
+// A part goes on at most so many positions further ahead.
+constexpr std::size_t kLookAhead = 64;
+
 }  // namespace
 
 void Evaluations::begin(Part part) {
@@ -35,7 +38,8 @@ void Evaluations::begin(Part part) {
   }
   now_.clear();
   live_.clear();
-  alike_ = 0;
+  alike_ = at_ = next_ = 0;
+  resync_ = kNowhere;
   active_ = true;
 }
 
@@ -49,12 +53,13 @@ void Evaluations::end() {
   live_.clear();
   if (now_.empty() || now_.size() >= kMostRequests || program_->layouts == kMostLayouts) return;
   observe();
+  learn_numbers();
   if (learn()) lay_out();
 }
 
 bool Evaluations::enlarge(Bytes size, StreamId stream) {
   const std::size_t at = program_->first_varying;
-  if (now_.size() != at || program_->layouts == kMostLayouts) return false;
+  if (next_ != at || program_->layouts == kMostLayouts) return false;
   std::vector<Request>& known = program_->known;
   if (at >= known.size() || size <= known[at].size || stream != known[at].stream) return false;
   const Bytes before = known[at].size;
@@ -69,19 +74,46 @@ bool Evaluations::enlarge(Bytes size, StreamId stream) {
 }
 
 Offset Evaluations::next(Bytes size, StreamId stream) {
-  const std::size_t i = now_.size();
-  if (i == kMostRequests) return kUnplaced;
-  now_.push_back({.size = size, .stream = stream});
-  if (i >= program_->known.size()) return kUnplaced;
-  const Request& known = program_->known[i];
+  if (now_.size() == kMostRequests) {
+    at_ = kNowhere;
+    return kUnplaced;
+  }
+  at_ = find_position(size, stream);
+  next_ = at_ + 1;
+  now_.push_back({.size = size, .stream = stream, .at = at_});
+  if (!is_known()) return kUnplaced;
+  const Request& known = program_->known[at_];
   if (size > known.size || stream != known.stream) return kUnplaced;
   ++alike_;
-  return known.offset;
+  return fits(at_, size, stream) ? known.offset : kUnplaced;
+}
+
+// The known position of the next request; see the head of the header. O(look-ahead).
+std::size_t Evaluations::find_position(Bytes size, StreamId stream) {
+  const std::size_t resync = std::exchange(resync_, kNowhere);
+  if (resync != kNowhere && fits(resync, size, stream)) return resync;
+  if (size > kNumber || fits(next_, size, stream)) return next_;
+  const std::size_t end = std::min(program_->known.size(), next_ + kLookAhead);
+  for (std::size_t i = next_ + 1; i < end; ++i) {
+    if (!fits(i, size, stream)) continue;
+    resync_ = i + 1;
+    break;
+  }
+  return next_;
+}
+
+// True if a request may be the known one at a position: it is no larger, and a number only where
+// that is one of its size.
+bool Evaluations::fits(std::size_t position, Bytes size, StreamId stream) const {
+  if (position >= program_->known.size()) return false;
+  const Request& known = program_->known[position];
+  if (stream != known.stream) return false;
+  return std::min(size, known.size) <= kNumber ? size == known.size : size <= known.size;
 }
 
 bool Evaluations::outlives(Bytes below) const {
   if (now_.empty() || !is_known()) return false;
-  const Request& known = program_->known[now_.size() - 1];
+  const Request& known = program_->known[at_];
   return known.freed_at == kNone && known.size < below;
 }
 
@@ -135,9 +167,20 @@ Bytes Evaluations::size_at(std::size_t position, Bytes first) const {
   return static_cast<Bytes>(std::clamp<__int128>(size, 0, trace::kLargestRequest));
 }
 
+// A number that outlives its part takes its place from those to come, whatever else the part had.
+void Evaluations::learn_numbers() {
+  for (const Request& r : now_) {
+    if (r.freed_at != kNone || r.size > kNumber || !fits(r.at, r.size, r.stream)) continue;
+    Request& known = program_->known[r.at];
+    known.freed_at = kNone;
+    known.offset = kUnplaced;
+  }
+}
+
 // True if the layout has to change.
 bool Evaluations::learn() {
-  if (now_.size() != program_->known.size()) {
+  const bool went_on_ahead = next_ != now_.size();
+  if (went_on_ahead || now_.size() != program_->known.size()) {
     if (2 * alike_ > now_.size()) return false;
     program_->known = now_;
     program_->forget_sizes();

@@ -17,6 +17,16 @@
 // half of its requests is that of another program, and replaces what is known. Requests that
 // outlive their part have no place.
 //
+// Parts of one program may have different ends: a short batch is fetched after the last forward but
+// one, and none after the last. Numbers have one size for all batches, so they tell where such a
+// part goes on:
+//
+//   known      ... forward | rows of 8 samples | 8 B, mask, 8 B, ...
+//   this part  ... forward | one sample        | 8 B, mask, 8 B, ...
+//
+// A number that is not the next request here, but a later one, is left unplaced. If the request
+// after it fits, too, the part goes on there.
+//
 // Two forwards with batches of two sizes show which sizes vary, and how. After that, the first of
 // these sizes in a forward tells if the batch is larger than any before, and all sizes to come. So
 // the layout is made for it, and memory is added once, instead of for each request by itself.
@@ -61,6 +71,12 @@ class Evaluations {
 
   static constexpr Bytes kAny = std::numeric_limits<Bytes>::max();
 
+  // A request of at most this size holds one number, such as the sum of a metric. A loop may keep
+  // it for good. In the pool it would displace the decisions over its addresses in every iteration;
+  // beside the pool it costs hardly anything. So a number has the place of a number of its size
+  // only, and none from then on where one has outlived its part.
+  static constexpr Bytes kNumber = 16;
+
   // The bytes that the part's requests without a place in the layout, which outlive it, need
   // besides.
   Bytes room() const { return program_->room; }
@@ -78,7 +94,7 @@ class Evaluations {
   // the outputs of all forwards if they pile up, as in a list.
   bool leaves_last() const { return !piles_up() && (usual_forwards_ - forwards_) % 2 != 0; }
   // True if the position of the last request is known from an earlier part.
-  bool is_known() const { return now_.size() <= program_->known.size(); }
+  bool is_known() const { return at_ < program_->known.size(); }
   // True if requests at this position, which is known, have outlived their part, or never have.
   bool outlives(Bytes below = kAny) const;  // and are smaller than this
   bool is_brief() const { return is_known() && !outlives(); }
@@ -95,6 +111,7 @@ class Evaluations {
     StreamId stream = 0;
     std::int32_t freed_at = kNone;  // the number of requests before its free; kNone: outlives them
     Offset offset = kUnplaced;
+    std::size_t at = kNowhere;  // of a request of this part: its position among the known ones
   };
 
   struct Program {
@@ -116,6 +133,9 @@ class Evaluations {
 
   // True if the outputs of more than one earlier forward are live.
   bool piles_up() const { return 2 * left_bytes_ > 3 * room(); }
+  std::size_t find_position(Bytes size, StreamId stream);
+  bool fits(std::size_t position, Bytes size, StreamId stream) const;
+  void learn_numbers();
   bool learn();
   void forget_left(const void* p);
   void observe();
@@ -131,7 +151,10 @@ class Evaluations {
   // The sizes of the live blocks of this evaluation's earlier forwards, and their sum.
   std::pmr::unordered_map<const void*, Bytes> left_{&nodes_};
   Bytes left_bytes_ = 0;
-  std::size_t alike_ = 0;  // requests of this part that are no larger than known
+  std::size_t alike_ = 0;          // requests of this part that are no larger than known
+  std::size_t at_ = 0;             // the known position of the last request
+  std::size_t next_ = 0;           // that of the next one
+  std::size_t resync_ = kNowhere;  // that of the next one if the part goes on further ahead
   bool active_ = false;
   int forwards_ = 0;        // of this evaluation so far
   int usual_forwards_ = 1;  // of the evaluation before

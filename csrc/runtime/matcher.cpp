@@ -339,14 +339,23 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
 // Matches a small request that comes after its site: the first batch of an epoch is fetched after
 // requests that other iterations make later. Only kept requests, which need no region.
 Matcher::Match Matcher::match_passed(Bytes size, StreamId stream) {
-  if (kind_ != trace::PhaseKind::kOther || size >= profile::kSmallRequest) return {};
-  const ItemIndex head = head_;
-  const ItemIndex first = std::max(phases_[phase_].begin, head - kLookAhead);
-  SiteIndex passed = kNone;
-  for (; passed == kNone && head_ > first; --head_) passed = site_here(stream);
-  head_ = head;
-  const GroupIndex group = group_of(passed, size);
+  const GroupIndex group = group_of(passed_site(size, stream), size);
   return {.persistent = group != kNone && kept_[group]};
+}
+
+// True if a request may be such a kept one.
+bool Matcher::may_be_passed(Bytes size, StreamId stream) const {
+  const SiteIndex passed = passed_site(size, stream);
+  return passed != kNone && sites_[passed].kept_group != kNone;
+}
+
+// The site before the head that a small request may have; kNone if there is none.
+Matcher::SiteIndex Matcher::passed_site(Bytes size, StreamId stream) const {
+  if (kind_ != trace::PhaseKind::kOther || size >= profile::kSmallRequest) return kNone;
+  const ItemIndex first = std::max(phases_[phase_].begin, head_ - kLookAhead);
+  SiteIndex passed = kNone;
+  for (ItemIndex i = head_; passed == kNone && i > first; --i) passed = site_at(i, stream);
+  return passed;
 }
 
 Matcher::Match Matcher::dynamic_match(SiteIndex site, Bytes size) {
@@ -409,8 +418,9 @@ void Matcher::add_sites(const plan::Plan& plan) {
   }
 }
 
-Matcher::SiteIndex Matcher::site_here(StreamId stream) const {
-  SiteIndex p = site_at_[point(phase_, head_)];
+// The site of the stream before an item.
+Matcher::SiteIndex Matcher::site_at(ItemIndex item, StreamId stream) const {
+  SiteIndex p = site_at_[point(phase_, item)];
   if (p == kNone) return kNone;
   const PointIndex first = sites_[p].at;
   for (; p < sites_.end_index(); ++p) {
@@ -604,6 +614,11 @@ bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
     outgrow(name, value);
     return false;
   }
+  // Another request has told a larger extent, so one of the two is not in the plan. An epoch begins
+  // with the order of its samples, then with two batches instead of one. The first one stays, so it
+  // must not lie where a temporary of the second one would.
+  const bool contradicts = law.source == profile::LawSource::kUpcoming && value < upcoming_[name];
+  if (contradicts && may_be_passed(size, shapes_[head_].stream)) return false;
   guess_[name] = value;
   for (const LawIndex l : laws_.indices()) {
     const profile::SizeLaw& other = laws_[l];

@@ -46,7 +46,8 @@
 //   upcoming      data of the next microbatch, made before its extents are reported, or, in a
 //                 pipeline, the gradient of the one that goes back next: any size up to the planned
 //                 one that the law can give. It tells the sizes of later requests like it. Two
-//                 requests that tell the same extent beyond the layout's need another layout. Where
+//                 requests that tell the same extent beyond the layout's need another layout. After
+//                 one, a small request that tells less may be of a passed group of kept ones. Where
 //                 dynamic requests are expected, too, only a batch about as large as others counts
 //   a share       a dimension changes that never changed while the program was profiled, such as
 //                 the rows of an epoch's last batch: the expected size times the dimension's share
@@ -253,7 +254,10 @@ class Matcher {
   ItemIndex match_past_startup(Bytes size, StreamId stream);
   ItemIndex match_near(Bytes size, StreamId stream);
   ItemIndex match_far(Bytes size, StreamId stream, int sure);
-  SiteIndex site_here(StreamId stream) const;
+  SiteIndex site_at(ItemIndex item, StreamId stream) const;
+  SiteIndex site_here(StreamId stream) const { return site_at(head_, stream); }
+  SiteIndex passed_site(Bytes size, StreamId stream) const;
+  bool may_be_passed(Bytes size, StreamId stream) const;
   Match match_passed(Bytes size, StreamId stream);
   GroupIndex group_of(SiteIndex site, Bytes size);
   // The first fitting item of the phase from `from` on; kNone if there is none.

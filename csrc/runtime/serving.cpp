@@ -26,10 +26,7 @@ constexpr Bytes kPage = Bytes{4} << 10;
 // A small request without a known lifetime lies beside the pool if it is smaller than this.
 constexpr Bytes kTiny = Bytes{1} << 20;
 
-// A request of at most this size holds one number, such as the sum of a metric. A loop may keep it
-// for good. In the pool it would displace the decisions over its addresses in every iteration;
-// beside the pool it costs hardly anything.
-constexpr Bytes kNumber = 16;
+constexpr Bytes kNumber = Evaluations::kNumber;
 
 // A pool has to serve this share of its requests, averaged over about so many iterations.
 constexpr double kLeastShare = 0.6;
@@ -252,7 +249,7 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   const Bytes small = this->small();
   // A pool that cannot grow has no end to be kept clear.
   const bool is_new = !evaluations_.is_known() && pools_.can_grow();
-  if (size <= kNumber) return nullptr;
+  if (size <= kNumber && offset == kUnplaced) return nullptr;
   if (size < small && (evaluations_.outlives(small) || (is_new && size < kTiny))) return nullptr;
   void* planned = offset == kUnplaced ? nullptr : place_evaluation(offset, size, stream);
   // A forward that departs from those before it tells nothing about a small block.

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -507,6 +509,50 @@ TEST(Evaluations, TellsOffsetsOfTheSecondForward) {
     evaluations.end();
   }
   EXPECT_EQ(evaluations.height(), 2048);
+}
+
+// A part of two sizes, of which some are numbers. Each block is freed before the next request, but
+// for those at `kept`. Returns the offsets.
+std::vector<Offset> pass(runtime::Evaluations& evaluations, const std::vector<Bytes>& sizes,
+                         const std::set<std::size_t>& kept = {}) {
+  static std::array<char, 64> blocks;
+  std::vector<Offset> offsets;
+  evaluations.begin(kForward);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    offsets.push_back(evaluations.next(sizes[i], 0));
+    evaluations.serve(&blocks[i]);
+    if (!kept.contains(i)) evaluations.release(&blocks[i]);
+  }
+  evaluations.end();
+  return offsets;
+}
+
+TEST(Evaluations, ANumberHasThePlaceOfANumberOfItsSize) {
+  runtime::Evaluations evaluations(512);
+  pass(evaluations, {1000, 8, 1000, 4});
+  EXPECT_EQ(pass(evaluations, {1000, 8, 1000, 4}), (std::vector<Offset>{0, 0, 0, 0}));
+  EXPECT_EQ(pass(evaluations, {1000, 4, 8, 1000}),
+            (std::vector<Offset>{0, kUnplaced, kUnplaced, kUnplaced}));
+}
+
+// The last forward of an evaluation, after which the sum of its losses is kept.
+TEST(Evaluations, ANumberThatStaysTakesItsPlaceFromThoseToCome) {
+  runtime::Evaluations evaluations(512);
+  pass(evaluations, {1000, 1000, 4, 1000, 1000});
+  EXPECT_EQ(pass(evaluations, {1000, 1000, 4}, {2}), (std::vector<Offset>{0, 0, 0}));
+  EXPECT_EQ(pass(evaluations, {1000, 1000, 4, 1000, 1000}),
+            (std::vector<Offset>{0, 0, kUnplaced, 0, 0}));
+}
+
+// After a forward, the samples of the next batch are fetched, and counted.
+TEST(Evaluations, APartWithFewerRequestsGoesOnAtItsNumbers) {
+  runtime::Evaluations evaluations(512);
+  pass(evaluations, {1000, 600, 700, 800, 8, 4000, 8, 4000, 4});
+  EXPECT_EQ(pass(evaluations, {1000, 600, 8, 3000, 8, 3000, 4}),
+            (std::vector<Offset>{0, 0, kUnplaced, 0, 0, 0, 0}));
+  EXPECT_EQ(pass(evaluations, {1000, 600, 8, 5000}),
+            (std::vector<Offset>{0, 0, kUnplaced, kUnplaced}))
+      << "a number alone tells nothing";
 }
 
 }  // namespace

@@ -394,6 +394,42 @@ TEST(ServingSizes, ABatchIsFoundAmongDynamicRequestsByItsRows) {
   iterate(130, [&] { EXPECT_TRUE(m.match(batch(130), 0).outgrows); });
 }
 
+// An epoch begins with the order of its samples, which is larger than a batch, and with two batches
+// instead of one. The first one stays, so it has to keep out of a temporary's place.
+TEST(ServingSizes, AKeptBatchAfterALargerExtentIsNoTemporary) {
+  plan::Plan plan = Program(1, 8, /*receives=*/true, /*refers=*/true).plan;
+  plan::DynamicGroup batches;  // kept
+  batches.phase = PhaseIndex(0);
+  batches.after = plan::DecisionIndex(0);
+  batches.upper = plan.period;
+  plan.groups.push_back(batches);
+  ASSERT_TRUE(plan.is_kept(batches));
+  Matcher m(plan);
+  m.trust_all(/*makes_states=*/false);
+  const auto begin = [&] {
+    m.enter_phase(PhaseKind::kOther, kNone, 0);
+    m.use_extents(std::vector<Extent>{kNone}, {}, /*told=*/false);
+  };
+  const auto first = [](Extent tokens) { return 3 * kUnit + 6 * kUnit * tokens; };
+  const Bytes received = 2 * kUnit * 8;
+  begin();
+  EXPECT_EQ(m.match(2 * kUnit * 8, 0).decision, 0);
+  EXPECT_EQ(m.match(received, 0).decision, 1);
+  EXPECT_EQ(m.match(first(8), 0).decision, 2);
+  m.end_iteration();
+  begin();
+  EXPECT_TRUE(m.match(2 * kUnit * 9, 0).outgrows);
+  EXPECT_EQ(m.match(received, 0).decision, 1) << "of another microbatch";
+  const Matcher::Match batch = m.match(first(8), 0);
+  EXPECT_EQ(batch.decision, kNone);
+  EXPECT_TRUE(batch.persistent);
+  m.end_iteration();
+  begin();
+  EXPECT_TRUE(m.match(2 * kUnit * 9, 0).outgrows);
+  EXPECT_EQ(m.match(received, 0).decision, 1);
+  EXPECT_EQ(m.match(first(9), 0).decision, 2) << "the same extent, for which a layout is made";
+}
+
 TEST(ServingSizes, TheNextBatchTellsNothingOfTheGradientThatComesWithIt) {
   const Program program(1, 64, /*receives=*/true);
   Session run(program.plan);
