@@ -51,9 +51,10 @@ void Evaluations::end() {
     if (left_.emplace(p, size).second) left_bytes_ += size;
   }
   live_.clear();
-  if (now_.empty() || now_.size() >= kMostRequests || program_->layouts == kMostLayouts) return;
-  observe();
+  if (now_.empty() || now_.size() >= kMostRequests) return;
   learn_numbers();
+  if (program_->layouts == kMostLayouts) return;
+  observe();
   if (learn()) lay_out();
 }
 
@@ -65,6 +66,7 @@ bool Evaluations::enlarge(Bytes size, StreamId stream) {
   const Bytes before = known[at].size;
   if (size / kMostGrowth > before) return false;
   for (std::size_t i = at; i < known.size(); ++i) {
+    if (known[i].size <= kNumber) continue;
     // In proportion at most: a part with other requests may have taught wrong sizes.
     const Bytes most = profile::in_proportion(known[i].size, size, before);
     known[i].size = std::clamp(size_at(i, size), known[i].size, most);

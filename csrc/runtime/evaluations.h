@@ -74,7 +74,7 @@ class Evaluations {
   // A request of at most this size holds one number, such as the sum of a metric. A loop may keep
   // it for good. In the pool it would displace the decisions over its addresses in every iteration;
   // beside the pool it costs hardly anything. So a number has the place of a number of its size
-  // only, and none from then on where one has outlived its part.
+  // only, and none where one has outlived its part, until another program is learnt.
   static constexpr Bytes kNumber = 16;
 
   // The bytes that the part's requests without a place in the layout, which outlive it, need

@@ -301,6 +301,7 @@ void Pools::release(bool partly) {
 }
 
 void Pools::acquire() {
+  if (is_left_) return;
   if (partial_.is_partial()) {
     const auto acquire = [&] { return partial_.acquire(*active_); };
     if (!acquire() && !(fallback_.release_cached() > 0 && acquire())) {
@@ -314,7 +315,7 @@ void Pools::acquire() {
       throw_out_of_memory(active_->space.size());
     }
   }
-  away_ = is_left_ = false;
+  away_ = false;
 }
 
 void Pools::abandon() {

@@ -67,12 +67,12 @@ class Pools {
   // Returns the memory of retired pools without a live block. False if there are none.
   bool drop_empty();
   // Gives back the memory in which no block lies of pools that are retired or left, if there is a
-  // new one since the last call: no request gets it any more. Waits for the device. Returns true if
-  // there was any.
+  // new one since the last call, or review_retired() says so: no request gets it any more. Waits
+  // for the device. Returns true if there was any.
   bool trim();
   // A block of a pool that is retired or left was freed.
   void note_freed(Bytes size) { freed_ += size; }
-  // Lets trim() look at all retired pools again once `least` bytes were freed in them, such as the
+  // Lets trim() look at all these pools again once `least` bytes were freed in them, such as the
   // weights of a model that others have replaced.
   void review_retired(Bytes least);
   void review_retired() { review_retired(worth_a_wait()); }
@@ -80,7 +80,8 @@ class Pools {
   // Returns the active pool's memory to the device, and keeps its addresses if the device can. If a
   // block lies in the pool: throws Error, or if `partly`, returns the rest; see PartialRelease.
   void release(bool partly);
-  // The same for good: what is freed in it later goes, too, with trim().
+  // The same for good, until another plan is enabled: what is freed in it later goes, too, with
+  // trim(), and acquire() takes nothing back.
   void leave() {
     release(/*partly=*/true);
     is_left_ = true;
@@ -202,7 +203,7 @@ class Pools {
   bool untrimmed_ = false;           // a retired pool may have idle memory
   Bytes freed_ = 0;                  // in retired pools since trim()
   bool away_ = false;                // the active pool's memory is released
-  bool is_left_ = false;             // and stays so, unless acquire() takes it again
+  bool is_left_ = false;             // and stays so
   PartialRelease partial_{device_};  // if blocks lie in it, the part of that memory without
   bool abandoned_ = false;           // this is a forked child
 };

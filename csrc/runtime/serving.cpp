@@ -160,7 +160,7 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
   }
   const Range lacking = offset == kUnplaced ? pool.space.lacking_memory(decision, size) : Range{};
   if (lacking.size() > 0) {
-    review_structure();
+    review_structure(layouts_.current()[decision].size);
     if (void* p =
             place_in_memory(lacking, size, stream, {.origin = origin(), .lifetime = decision})) {
       ++counts_.conflicts;
@@ -188,7 +188,7 @@ void* Serving::place_in_memory(Range lacking, Bytes size, StreamId stream,
   departure.harmless = !means.idle;
   // One that stays would be in the way of those that have the addresses.
   const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
-  departure.displaces = !is_dynamic && moves_no_more();
+  departure.displaces = !is_dynamic && saves_moves();
   if (!departure.displaces &&
       !departures_.admits(departure.origin, size, is_dynamic && is_wary())) {
     return nullptr;
@@ -206,7 +206,7 @@ void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Depart
   const bool may_stay =
       departure.stays_outside && pools_.can_grow() && failed_leftovers_ < kMostFailures;
   if (shuts_out_departed_ || size <= kNumber) return nullptr;
-  departure.displaces = departure.kind == StaticPool::Kind::kIdle && moves_no_more();
+  departure.displaces = departure.kind == StaticPool::Kind::kIdle && saves_moves();
   if (!departure.displaces && !may_stay && !departures_.admits(departure.origin, size, wary)) {
     // Results of evaluations and copies of weights that stay cost their own size where no decision
     // lies.
@@ -620,7 +620,7 @@ bool Serving::end_iteration() {
 }
 
 bool Serving::loses() const {
-  return runs_out_of_moves_ || (share_ < kLeastShare && moves_no_more());
+  return (runs_out_of_moves_ || (share_ < kLeastShare && saves_moves())) && can_leave_pool();
 }
 
 void Serving::learn_from_kept() {

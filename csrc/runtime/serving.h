@@ -224,7 +224,7 @@ class Serving {
   void open_zone(bool more);
   bool provide_memory(Range r, Range wish, MovingMemory::Means means);
   MovingMemory::Means means(Bytes size = 0) const;
-  void review_structure();
+  void review_structure(Bytes size);
   void release_cached();
   void give_back_beside(Bytes size, Bytes request, StreamId stream);
   static Bytes unused(Bytes load);
@@ -232,9 +232,11 @@ class Serving {
   void widen_cushion();  // after a wait
   void begin_moves();    // with an iteration
   // Where memory has moved often, a request without memory at its addresses gets idle ones with
-  // memory that nothing else needs. Where it moves no more, it may displace others.
+  // memory that nothing else needs. Where few moves are left, it may displace others.
   bool moves_often() const;
-  bool moves_no_more() const;
+  bool saves_moves() const;
+  // True if the fallback has room for all of the run's requests.
+  bool can_leave_pool() const;
   void note_released(Bytes released);
   void note_memory();
   bool is_pause();
@@ -300,6 +302,7 @@ class Serving {
   const std::int64_t moves_before_;  // those of other plans
   std::int64_t training_moves_ = 0;  // without those of evaluations
   std::int64_t moves_at_begin_ = 0;  // the same when this iteration began
+  std::int64_t reserve_ = 0;         // of the moves, where the pool can be left
   bool runs_out_of_moves_ = false;
   std::int64_t moves_beside_ = 0;  // of the fallback's memory
   Bytes cushion_ = kLeastLacking;  // a wait makes room for so much more

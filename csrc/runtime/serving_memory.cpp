@@ -12,16 +12,23 @@ namespace {
 constexpr std::int64_t kFirstMoves = 512;
 constexpr std::int64_t kRequestsForMove = 500;
 
-// A pool is left before its memory may move no more: if this many iterations like the last one
-// would use up the moves, and its addresses exceed the load by more than one part in so many.
-constexpr std::int64_t kReserve = 2;
+// The last of these moves are a reserve: requests use idle memory where they can. A pool that needs
+// half of them all the same, and whose addresses exceed the load by more than one part in so many,
+// is left: without moves, all of its addresses would get memory one day.
+constexpr std::int64_t kReserve = 96;
 constexpr Bytes kWorthMoves = 3;
+
+// No pool is left where the device has less than the load and one part in so many: the fallback
+// could run out of memory there, whereas the memory of a pool moves before a request fails.
+constexpr Bytes kRoomyParts = 2;
 
 // The pool may have the bound of its layout and one part in so many before memory moves for it.
 constexpr Bytes kSpareParts = 200;
 
-// Whether a run has the structure of its layout is found again after one part in so many of it.
-constexpr Bytes kReviewParts = 64;
+// Whether a run has the structure of its layout is found again after one part in so many of it. It
+// has another one if it leaves out one part in so many.
+constexpr Bytes kReviewParts = 256;
+constexpr Bytes kLeftOutParts = 1000;
 
 // A run whose structure varies may hold its load and one part in so many before memory moves for
 // it; a small one more, up to kLeastLacking.
@@ -199,19 +206,21 @@ MovingMemory::Means Serving::means(Bytes size) const {
   // The run has held so much before.
   const Bytes known = std::max<Bytes>(0, accounting_.most_reserved() - reserved);
   const Bytes spare = std::max(known, std::clamp<Bytes>(most - reserved, 0, rest));
-  return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits, .cushion = cushion_};
+  const bool idle = !waits || saves_moves();
+  return {.spare = spare, .rest = rest, .waits = waits, .idle = idle, .cushion = cushion_};
 }
 
 // Finds whether this iteration has the structure of a layout beyond the profile, which needs its
-// bound then: before it gets more memory, and after each part of it. Longer batches than the
+// bound then: before it gets more memory, and after each part of it. A decision of `size` bytes is
+// about to be placed. Longer batches than the
 // profile had may be those whose activations are recomputed.
-void Serving::review_structure() {
+void Serving::review_structure(Bytes size) {
   if (!is_beyond_profile_) return;
   const StaticPool& space = pools_.active()->space;
   const Bytes bound = layouts_.current().bound;
   if (reviewed_at_ > 0 && space.memory() < reviewed_at_ + bound / kReviewParts) return;
   reviewed_at_ = space.memory();
-  leaves_out_ = space.left_out() > unused(bound);
+  leaves_out_ = space.left_out() - size > bound / kLeftOutParts;
 }
 
 std::int64_t Serving::most_moves() const {
@@ -223,8 +232,8 @@ bool Serving::moves_often() const {
          training_moves_ >= most_moves() / kOftenParts;
 }
 
-bool Serving::moves_no_more() const {
-  return !in_evaluation_ && pools_.can_grow() && training_moves_ >= most_moves();
+bool Serving::saves_moves() const {
+  return !in_evaluation_ && pools_.can_grow() && training_moves_ >= most_moves() - reserve_;
 }
 
 void Serving::note_memory() {
@@ -284,13 +293,20 @@ void Serving::widen_cushion() {
 }
 
 void Serving::begin_moves() {
-  // The next iterations need as many. Without them, all addresses get memory one day.
-  const std::int64_t moves = training_moves_ - moves_at_begin_;
+  const bool is_near = training_moves_ >= most_moves() - 2 * kReserve;
+  reserve_ = is_near && can_leave_pool() ? kReserve : 0;
+  const bool moved = training_moves_ > moves_at_begin_;
   const Bytes load = std::max(profiled_load_, accounting_.most_live());
-  runs_out_of_moves_ = moves > 0 && training_moves_ + kReserve * moves >= most_moves() &&
+  runs_out_of_moves_ = moved && pools_.can_grow() &&
+                       training_moves_ >= most_moves() - reserve_ / 2 &&
                        pools_.active()->space.size() > load + load / kWorthMoves;
   cushion_ = std::max(kLeastLacking, cushion_ / 2);
   moves_at_begin_ = training_moves_;
+}
+
+bool Serving::can_leave_pool() const {
+  const Bytes load = std::max(profiled_load_, accounting_.most_live());
+  return pools_.available() > load + load / kRoomyParts - accounting_.reserved();
 }
 
 void Serving::release_cached() { note_released(pools_.release_cached()); }

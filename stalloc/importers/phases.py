@@ -198,24 +198,22 @@ def _steps_an_iteration(by_size: list[Counter[int]], by_site: list[Counter[int]]
 
     Args:
         by_size: The requests of each step by size.
-        by_site: The same by call site, where batches change all sizes.
+        by_site: The same by call site; it counts where batches change all sizes.
     """
     for counters in (by_size, by_site):
-        # One optimizer, before whose steps the same code runs, more or less often.
-        if counters is by_site and _have_same_keys(by_site):
-            break
         for steps in range(1, min(_MOST_STEPS, len(counters) // 2) + 1):
             pairs = list(zip(counters, counters[steps:], strict=False))
             if sum(_alike(a, b) for a, b in pairs) >= _ALIKE * len(pairs):
                 return steps
+        if _have_same_keys(by_site):  # one optimizer, whose microbatches vary in number
+            break
     return 1
 
 
 def _have_same_keys(counters: list[Counter[int]]) -> bool:
-    """True if nearly all of them have the same keys, several of them."""
-    pairs = list(pairwise(counters))
-    alike = sum(_alike(Counter(set(a)), Counter(set(b))) for a, b in pairs)
-    return len(set().union(*counters)) > 1 and alike >= _ALIKE * len(pairs)
+    """True if most of them have the same keys as the one before, several of them."""
+    same = sum(a.keys() == b.keys() for a, b in pairwise(counters))
+    return len(set().union(*counters)) > 1 and 2 * same > len(counters) - 1
 
 
 def _repeated(sequence: Int64s) -> int:

@@ -535,6 +535,17 @@ TEST(Evaluations, ANumberHasThePlaceOfANumberOfItsSize) {
             (std::vector<Offset>{0, kUnplaced, kUnplaced, kUnplaced}));
 }
 
+TEST(Evaluations, ALargerBatchHasNumbersOfTheSameSize) {
+  runtime::Evaluations evaluations(512);
+  pass(evaluations, {1000, 8, 500});
+  pass(evaluations, {800, 8, 400});
+  evaluations.begin(kForward);
+  EXPECT_TRUE(evaluations.enlarge(1010, 0));
+  EXPECT_NE(evaluations.next(1010, 0), kUnplaced);
+  EXPECT_NE(evaluations.next(8, 0), kUnplaced);
+  evaluations.end();
+}
+
 // The last forward of an evaluation, after which the sum of its losses is kept.
 TEST(Evaluations, ANumberThatStaysTakesItsPlaceFromThoseToCome) {
   runtime::Evaluations evaluations(512);

@@ -265,6 +265,19 @@ def test_two_optimizers_that_take_turns_make_one_iteration() -> None:
     assert any("every 2th step" in text for text in imported.assumptions)
 
 
+def test_optimizers_that_share_most_of_their_code_make_one_iteration() -> None:
+    writer = SnapshotWriter()
+    frames = [[*FORWARD[:2], frame("forward", "/home/me/model.py", i)] for i in range(62)]
+    for step in range(24):
+        for i in (*range(60), 60 + step % 2, *((61,) * 20 if step % 2 else ())):
+            writer.free(writer.alloc((i + 1 + 90 * step) << 14, frames[i]))
+        writer.annotate("START", f"Optimizer.step#{'GD'[step % 2]}.step")
+        writer.free(writer.alloc(512))
+        writer.annotate("END", f"Optimizer.step#{'GD'[step % 2]}.step")
+    imported = load(writer.document())
+    assert any("every 2th step" in text for text in imported.assumptions)
+
+
 def test_microbatches_that_vary_in_number_make_no_iteration_of_several_steps() -> None:
     """Three numbers in turn, but for some: step by step the same code, of ever other sizes."""
     writer = SnapshotWriter()
