@@ -211,9 +211,8 @@ MovingMemory::Means Serving::means(Bytes size) const {
 }
 
 // Finds whether this iteration has the structure of a layout beyond the profile, which needs its
-// bound then: before it gets more memory, and after each part of it. A decision of `size` bytes is
-// about to be placed. Longer batches than the
-// profile had may be those whose activations are recomputed.
+// bound then: before it gets more memory, for a decision of `size` bytes, and after each part of
+// it. Longer batches than the profile had may be those whose activations are recomputed.
 void Serving::review_structure(Bytes size) {
   if (!is_beyond_profile_) return;
   const StaticPool& space = pools_.active()->space;
