@@ -160,7 +160,7 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
   }
   const Range lacking = offset == kUnplaced ? pool.space.lacking_memory(decision, size) : Range{};
   if (lacking.size() > 0) {
-    review_structure(layouts_.current()[decision].size);
+    review_structure();
     if (void* p =
             place_in_memory(lacking, size, stream, {.origin = origin(), .lifetime = decision})) {
       ++counts_.conflicts;

@@ -224,7 +224,7 @@ class Serving {
   void open_zone(bool more);
   bool provide_memory(Range r, Range wish, MovingMemory::Means means);
   MovingMemory::Means means(Bytes size = 0) const;
-  void review_structure(Bytes size);
+  void review_structure();
   void release_cached();
   void give_back_beside(Bytes size, Bytes request, StreamId stream);
   static Bytes unused(Bytes load);

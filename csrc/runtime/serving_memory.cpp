@@ -25,10 +25,8 @@ constexpr Bytes kRoomyParts = 2;
 // The pool may have the bound of its layout and one part in so many before memory moves for it.
 constexpr Bytes kSpareParts = 200;
 
-// Whether a run has the structure of its layout is found again after one part in so many of it. It
-// has another one if it leaves out one part in so many.
-constexpr Bytes kReviewParts = 256;
-constexpr Bytes kLeftOutParts = 1000;
+// Whether a run has the structure of its layout is found again after one part in so many of it.
+constexpr Bytes kReviewParts = 64;
 
 // A run whose structure varies may hold its load and one part in so many before memory moves for
 // it; a small one more, up to kLeastLacking.
@@ -211,15 +209,16 @@ MovingMemory::Means Serving::means(Bytes size) const {
 }
 
 // Finds whether this iteration has the structure of a layout beyond the profile, which needs its
-// bound then: before it gets more memory, for a decision of `size` bytes, and after each part of
-// it. Longer batches than the profile had may be those whose activations are recomputed.
-void Serving::review_structure(Bytes size) {
+// bound then: before it gets more memory, and after each part of it. Longer batches than the
+// profile had may be those whose activations are recomputed. The decision that is about to be
+// placed counts as left out: a large one makes memory move, too.
+void Serving::review_structure() {
   if (!is_beyond_profile_) return;
   const StaticPool& space = pools_.active()->space;
   const Bytes bound = layouts_.current().bound;
   if (reviewed_at_ > 0 && space.memory() < reviewed_at_ + bound / kReviewParts) return;
   reviewed_at_ = space.memory();
-  leaves_out_ = space.left_out() - size > bound / kLeftOutParts;
+  leaves_out_ = space.left_out() > unused(bound);
 }
 
 std::int64_t Serving::most_moves() const {
