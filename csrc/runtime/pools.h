@@ -187,7 +187,7 @@ class Pools {
   std::unique_ptr<Pool> make_resident(const plan::Plan& region);
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan, bool grows, bool filled);
   void retire(std::unique_ptr<Pool> pool);
-  Bytes worth_a_wait() const;  // of what was freed in retired pools
+  Bytes worth_a_wait() const;  // of what was freed in pools that are retired or left
   void free_pool(Pool& pool) noexcept;
   [[noreturn]] void throw_out_of_memory(Bytes pool) const;
   std::string name() const { return std::string(device_.name()); }
@@ -200,8 +200,8 @@ class Pools {
   std::unique_ptr<Pool> resident_;
   std::vector<std::unique_ptr<Pool>> retired_;
   std::int64_t moves_ = 0;
-  bool untrimmed_ = false;           // a retired pool may have idle memory
-  Bytes freed_ = 0;                  // in retired pools since trim()
+  bool untrimmed_ = false;           // a pool that is retired or left may have idle memory
+  Bytes freed_ = 0;                  // in these pools since trim()
   bool away_ = false;                // the active pool's memory is released
   bool is_left_ = false;             // and stays so
   PartialRelease partial_{device_};  // if blocks lie in it, the part of that memory without

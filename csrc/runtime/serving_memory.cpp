@@ -25,7 +25,8 @@ constexpr Bytes kRoomyParts = 2;
 // The pool may have the bound of its layout and one part in so many before memory moves for it.
 constexpr Bytes kSpareParts = 200;
 
-// Whether a run has the structure of its layout is found again after one part in so many of it.
+// The structure of an iteration is looked at again after its pool has got one part in so many of
+// its layout.
 constexpr Bytes kReviewParts = 64;
 
 // A run whose structure varies may hold its load and one part in so many before memory moves for
