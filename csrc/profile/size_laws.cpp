@@ -479,6 +479,10 @@ class Family {
       }
       const std::vector<std::int32_t> matches = align_sequences(found, predicted);
       for (std::size_t i = 0; i < matches.size(); ++i) {
+        // All runs together contradict any law at such a position. Its size in one of them may
+        // equal another position's by chance.
+        const std::int32_t own = run.positions[i];
+        if (own != kNone && laws_[own] == kNone) continue;
         LawIndex& law = of[run.requests[i]];
         if (law == kNone && matches[i] != kNone) law = laws_[matches[i]];
         // Either of two equal requests in a row may be the one that other runs lack.

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, settings
 from hypothesis import given as for_all
-from hypothesis import settings
 from hypothesis import strategies as st
 from snapshot_documents import (
     BACKWARD,
@@ -243,6 +243,15 @@ BATCHES = st.lists(
 
 
 @for_all(BATCHES, POLYNOMIALS)
+@example(  # the third size equals the fourth one in the last three iterations
+    [(2, 3), (2, 5), (1, 1), (1, 2), (1, 4)],
+    [
+        ((1, 0, 1), 0),
+        ((1, 1, 0), 512),
+        ((1, 0, 1), (1, 1, 2), 0),
+        ((1, 0, 2), (1, 1, 1), 0),
+    ],
+)
 @settings(max_examples=200, deadline=None)
 def test_proven_laws_give_the_recorded_sizes(shapes: list[Shape], polynomials: Any) -> None:
     """The sizes are polynomials of rows and tokens, whether extents are found or not."""
