@@ -37,6 +37,7 @@ class MemoryStats(TypedDict):
     stream_waits: int  #: of one stream for another, on the device, which an ordered plan asks for
     handed_back: int  #: blocks freed while other streams still used them: their own stream waits
     moves: int  #: of memory within the pool; each waits for the device
+    pools_left: int  #: pools that suited the run so badly that the fallback serves instead
     fallback_requests: int  #: served by the fallback
     allocated: int  #: live bytes now
     peak_allocated: int  #: the most of it: the load, M_a
@@ -93,6 +94,7 @@ _COUNTED = (
     "stream_waits",
     "handed_back",
     "moves",
+    "pools_left",
 )
 _PEAKS = ("run_peak_allocated", "run_peak_reserved")
 
@@ -261,6 +263,7 @@ def memory_summary(device: torch.device | str | None = None) -> str:
         row("waits between streams", f"{s['stream_waits']:,}"),
         row("freed by such a wait", f"{s['handed_back']:,}"),
         row("moves of memory", f"{s['moves']:,}"),
+        row("pools left", f"{s['pools_left']:,}"),
         row("by the fallback, in all", f"{s['fallback_requests']:,}"),
         row("iterations", f"{s['iterations']:,}"),
         rule,

@@ -36,6 +36,7 @@ py::dict to_dict(const runtime::Statistics& s) {
   d["stream_waits"] = s.stream_waits;
   d["handed_back"] = s.handed_back;
   d["moves"] = s.moves;
+  d["pools_left"] = s.pools_left;
   d["fallback_requests"] = s.fallback_requests;
   d["allocated"] = s.allocated.current;
   d["peak_allocated"] = s.allocated.peak;

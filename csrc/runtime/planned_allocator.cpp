@@ -264,7 +264,9 @@ bool PlannedAllocator::release_from(Pool& pool, void* p, bool for_training) {
     note_late(block, pool, for_training);
   if (parts_.pools.is_left(pool)) {
     parts_.pools.note_freed(rounded);
-    if (!parts_.serving) parts_.pools.review_retired();
+    // A pool that serves has room for the requests of this iteration.
+    const bool is_serving = parts_.serving && !parts_.pools.is_left();
+    if (!is_serving) parts_.pools.review_retired();
     parts_.drop_empty_pools();
   }
   return true;

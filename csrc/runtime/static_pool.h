@@ -80,9 +80,10 @@
 // Note [Absent memory]
 // Memory can move within a pool of virtual memory: whole chunks of idle addresses give theirs to
 // the pool's end, where a request gets one range that the idle addresses do not have. A range
-// without memory is a stray without a block, so no request gets its addresses. A slot without
-// memory is not free. A region may be open without all of its memory: its idle addresses are those
-// with memory. A pool with dynamic groups begins without the memory of their regions.
+// without memory is a stray without a block, so no request gets its addresses. A slot that lacks
+// memory is not free, and what it has of it may move. A region may be open without all of its
+// memory: its idle addresses are those with memory. A pool with dynamic groups begins without the
+// memory of their regions.
 //
 // Note [Streams]
 // Idle addresses are divided among the streams permanently: nothing would order another stream's
@@ -494,7 +495,8 @@ class StaticPool {
     }
   }
   std::vector<HoleSet> find_idle() const;
-  void add_free_slots(RangeSet& idle) const;
+  void add_unused_slots(RangeSet& idle) const;
+  Range least_lacking(const SlotClass& slots) const;
   void find_levels();
   void find_needs();
   void take_idle(Range r) {

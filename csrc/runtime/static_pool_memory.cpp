@@ -30,7 +30,7 @@ std::vector<Range> StaticPool::idle_ranges(std::size_t level) {
     for (const Range& r : holes.ranges()) all.insert_merged(r);
   }
   if (level + 1 == levels_.size()) {
-    add_free_slots(all);
+    add_unused_slots(all);
     return all.ranges();
   }
   // The next requests of these decisions may need the memory of all of their addresses.
@@ -43,9 +43,18 @@ std::vector<Range> StaticPool::idle_ranges(std::size_t level) {
   return all.ranges();
 }
 
-void StaticPool::add_free_slots(RangeSet& idle) const {
+void StaticPool::add_unused_slots(RangeSet& idle) const {
   for (const SlotClass& slots : slot_classes_) {
     for (const SlotNumber slot : slots.free) idle.insert_merged(slots.range_of(slot));
+    // No request gets a slot that lacks some of its memory: the rest of it is idle, too.
+    SlotNumber next(0);
+    absent_.intersect(slots.whole, [&](Range absent) {
+      const SlotNumber last = slots.slot_at(absent.end - 1);
+      for (SlotNumber i = std::max(next, slots.slot_at(absent.begin)); i <= last; ++i) {
+        visit_outside(absent_, slots.range_of(i), [&](Range r) { idle.insert_merged(r); });
+        next = i + 1;
+      }
+    });
   }
 }
 
@@ -56,7 +65,7 @@ std::vector<Range> StaticPool::vacate() {
   for (const HoleSet& holes : find_idle()) {
     for (const Range& r : holes.ranges()) all.insert_merged(r);
   }
-  add_free_slots(all);
+  add_unused_slots(all);
   return all.ranges();
 }
 
@@ -96,15 +105,26 @@ const RangeSet& StaticPool::planned() const {
   return planned_space_;
 }
 
+// The slot that lacks the least of its memory, of those that lack any.
+Range StaticPool::least_lacking(const SlotClass& slots) const {
+  Range found;
+  Bytes least = 0;
+  for (const SlotNumber i : slots.entries.indices()) {
+    Bytes lacking = 0;
+    absent_.intersect(slots.range_of(i), [&](Range r) { lacking += r.size(); });
+    if (lacking == 0 || (found.size() > 0 && lacking >= least)) continue;
+    found = slots.range_of(i);
+    least = lacking;
+  }
+  return found;
+}
+
 Range StaticPool::lacking_memory(DecisionIndex d, Bytes size) const {
   const Placed& p = decisions_[d];
   if (absent_.empty()) return {};
   if (p.slot_class != kNone) {
     const SlotClass& slots = slot_classes_[p.slot_class];
-    for (SlotNumber i(0); slots.free.empty() && i.points_into(slots.entries); ++i) {
-      if (absent_.overlaps(slots.range_of(i))) return slots.range_of(i);
-    }
-    return {};
+    return slots.free.empty() ? least_lacking(slots) : Range{};
   }
   if (p.state != State::kIdle || !is_current(p)) return {};
   return lacking_memory({p.offset, p.offset + round_up(size)});

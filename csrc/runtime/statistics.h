@@ -41,6 +41,7 @@ struct Statistics {
   std::int64_t stream_waits = 0;  // of one stream for another, which an ordered plan requires
   std::int64_t handed_back = 0;   // blocks freed before the streams that still used them were done
   std::int64_t moves = 0;         // of memory within the pool; each waits for the device
+  std::int64_t pools_left = 0;    // no request gets memory of such a pool any more
   Gauge allocated;                // all live blocks: M_a
   Gauge reserved;                 // pool and fallback segments: M_r
   Bytes run_peak_allocated = 0;   // since enable(), whatever reset the gauges' peaks

@@ -102,6 +102,7 @@ void TrainingLoop::leave_pool() {
   } catch (const Error&) {
     return;
   }
+  ++parts_.accounting.counts().pools_left;
   parts_.update_reserved();
 }
 

@@ -290,10 +290,12 @@ TEST_F(DepartedRoom, IsLeftBeforeItsMemoryMayMoveNoMore) {
   allocator_.enable(five_blocks());
   move(30 * kMiB, 100);
   EXPECT_EQ(statistics().fallback_requests, 0);
+  EXPECT_EQ(statistics().pools_left, 0);
   EXPECT_EQ(device_.used(), 80 * kMiB);
   move(30 * kMiB, 200);
   allocator_.release_cached();
   EXPECT_EQ(device_.used(), 0) << "the pool has gone";
+  EXPECT_EQ(statistics().pools_left, 1);
   EXPECT_LT(statistics().moves, 512) << "the most";
   EXPECT_EQ(statistics().conflicts, 0) << "memory moved for each request";
   EXPECT_EQ(statistics().hits % kDecisions, 0);
@@ -315,8 +317,8 @@ TEST_F(DepartedRoom, OfAPoolThatIsLeftGoesAsBlocksAreFreed) {
   ASSERT_EQ(device_.used(), 32 * kMiB) << "that of the blocks";
   free(blocks[0]);
   free(blocks[2]);
+  EXPECT_EQ(device_.used(), 0) << "before the iteration that needs the memory comes to its peak";
   end_iteration();
-  EXPECT_EQ(device_.used(), 0);
 }
 
 class DepartedRoomBesideTheCallers : public DepartedRoom {

@@ -365,6 +365,41 @@ TEST(MovedSlots, AFreeSlotLendsItsMemory) {
   EXPECT_TRUE(allocator.deallocate(held));
 }
 
+// Three slots of 16 MiB, of which two lack some of their memory.
+TEST(MovedSlots, TheRestOfOneThatLacksMemoryIsIdle) {
+  plan::Decision kept;
+  kept.size = 16 * kMiB;
+  kept.upper = 4;
+  kept.over = 2;
+  kept.slots = 0;
+  plan::Plan plan = testing::plan_of({kept}, 4);
+  plan.slots.push_back({.size = 16 * kMiB, .offset = 0, .count = 3});
+  plan.pool = 48 * kMiB;
+  plan.check();
+  runtime::StaticPool space(plan);
+  const plan::DecisionIndex d(0);
+  space.remove_memory({36 * kMiB, 48 * kMiB});
+  space.remove_memory({20 * kMiB, 24 * kMiB});
+  space.remove_memory({26 * kMiB, 28 * kMiB});
+  space.check();
+  const std::vector<Range> idle = {{0, 20 * kMiB}, {24 * kMiB, 26 * kMiB}, {28 * kMiB, 36 * kMiB}};
+  EXPECT_EQ(space.idle_ranges(), idle);
+  EXPECT_EQ(space.vacate(), idle);
+  EXPECT_EQ(space.place(d, 16 * kMiB), 0) << "the one that has all of it";
+  const Range least{16 * kMiB, 32 * kMiB};
+  EXPECT_EQ(space.lacking_memory(d, 16 * kMiB), least) << "the other one lacks more";
+  space.remove_memory({16 * kMiB, 20 * kMiB});
+  space.check();
+  EXPECT_EQ(space.idle_ranges(),
+            (std::vector<Range>{{24 * kMiB, 26 * kMiB}, {28 * kMiB, 36 * kMiB}}));
+  space.return_memory({16 * kMiB, 20 * kMiB});
+  space.return_memory({20 * kMiB, 24 * kMiB});
+  space.return_memory({26 * kMiB, 28 * kMiB});
+  space.check();
+  EXPECT_EQ(space.idle_ranges(), (std::vector<Range>{{16 * kMiB, 36 * kMiB}}));
+  EXPECT_EQ(space.lacking_memory(d, 16 * kMiB), Range{}) << "one is free";
+}
+
 // Memory of the machine: each block keeps its content, and all of it can be used.
 TEST(MovedHostMemory, NoBlockLosesItsContent) {
   for (unsigned seed = 0; seed < 8; ++seed) {
