@@ -13,8 +13,8 @@ constexpr std::int64_t kFirstMoves = 512;
 constexpr std::int64_t kRequestsForMove = 500;
 
 // The last of these moves are a reserve: requests use idle memory where they can. A pool that needs
-// half of them all the same, and whose addresses exceed the load by more than one part in so many,
-// is left: without moves, all of its addresses would get memory one day.
+// half of them all the same is left if the run, with memory for all of the pool's addresses, would
+// need more than the load and one part in so many: without moves, they would get it one day.
 constexpr std::int64_t kReserve = 96;
 constexpr Bytes kWorthMoves = 3;
 
@@ -296,9 +296,12 @@ void Serving::begin_moves() {
   reserve_ = is_near && can_leave_pool() ? kReserve : 0;
   const bool moved = training_moves_ > moves_at_begin_;
   const Bytes load = std::max(profiled_load_, accounting_.most_live());
+  const StaticPool& space = pools_.active()->space;
+  // If all addresses of the pool had memory.
+  const Bytes reserved = accounting_.reserved() + space.size() - space.memory();
   runs_out_of_moves_ = moved && pools_.can_grow() &&
                        training_moves_ >= most_moves() - reserve_ / 2 &&
-                       pools_.active()->space.size() > load + load / kWorthMoves;
+                       reserved > load + load / kWorthMoves;
   cushion_ = std::max(kLeastLacking, cushion_ / 2);
   moves_at_begin_ = training_moves_;
 }

@@ -102,7 +102,9 @@ void TrainingLoop::leave_pool() {
   } catch (const Error&) {
     return;
   }
-  ++parts_.accounting.counts().pools_left;
+  Statistics& counts = parts_.accounting.counts();
+  ++counts.pools_left;
+  counts.pool = parts_.pools.left();
   parts_.update_reserved();
 }
 

@@ -301,6 +301,19 @@ TEST_F(DepartedRoom, IsLeftBeforeItsMemoryMayMoveNoMore) {
   EXPECT_EQ(statistics().hits % kDecisions, 0);
 }
 
+// The pool and what lies beside it would need a third more than the load, which has both.
+TEST_F(DepartedRoom, IsLeftAlsoWhereWeightsLieBesideThePool) {
+  allocator_.enable(five_blocks());
+  constexpr StreamId kAnother = 1;  // the pool has no addresses for it
+  void* const weights = allocator_.allocate(4 * kMiB, kAnother, /*for_training=*/true);
+  move(30 * kMiB, 300);
+  const runtime::Statistics s = statistics();
+  EXPECT_EQ(s.pools_left, 1);
+  EXPECT_EQ(s.pool, 0);
+  EXPECT_LT(s.moves, 512) << "the most";
+  free(weights);
+}
+
 TEST_F(DepartedRoom, OfAPoolThatIsLeftGoesAsBlocksAreFreed) {
   allocator_.enable(five_blocks());
   std::vector<void*> blocks;
