@@ -456,8 +456,23 @@ class Family {
     }
   }
 
+  // True if the position was seen at several extents: if no law explains its sizes, they contradict
+  // all of them, and one may equal another position's by chance.
+  bool has_several_rows(std::size_t position) const {
+    std::set<std::vector<Extent>> rows;
+    for (std::size_t r = 0; r < runs_.size(); ++r) {
+      const std::vector<Extent> own = row(runs_[r], LawSource::kOwn);
+      if (sizes_[position][r] != kNone && is_known(own)) rows.insert(own);
+    }
+    return rows.size() > 1;
+  }
+
   // Aligns the runs that have requests without a law with the sizes that the laws predict.
   void predict(const LawTable& table, std::vector<LawIndex>& of) const {
+    std::vector<bool> contradicts_laws;
+    for (std::size_t p = 0; p < laws_.size(); ++p) {
+      contradicts_laws.push_back(laws_[p] == kNone && has_several_rows(p));
+    }
     for (const Run& run : runs_) {
       const bool complete =
           std::ranges::all_of(run.requests, [&](std::int32_t i) { return of[i] != kNone; });
@@ -479,10 +494,8 @@ class Family {
       }
       const std::vector<std::int32_t> matches = align_sequences(found, predicted);
       for (std::size_t i = 0; i < matches.size(); ++i) {
-        // All runs together contradict any law at such a position. Its size in one of them may
-        // equal another position's by chance.
         const std::int32_t own = run.positions[i];
-        if (own != kNone && laws_[own] == kNone) continue;
+        if (own != kNone && contradicts_laws[own]) continue;
         LawIndex& law = of[run.requests[i]];
         if (law == kNone && matches[i] != kNone) law = laws_[matches[i]];
         // Either of two equal requests in a row may be the one that other runs lack.

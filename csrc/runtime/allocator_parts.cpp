@@ -16,6 +16,14 @@ void AllocatorParts::drop_empty_pools() {
   if (pools.trim() || dropped) update_reserved();
 }
 
+void AllocatorParts::note_freed(const Pool& pool, Bytes size) {
+  if (!pools.is_left(pool)) return;
+  pools.note_freed(size);
+  // A pool that serves has room for the requests of this iteration.
+  const bool is_serving = serving && !pools.is_left();
+  if (!is_serving) pools.review_retired();
+}
+
 Bytes AllocatorParts::trim_retired() {
   if (capturing()) return 0;
   const Bytes before = pools.held().reserved;
@@ -26,6 +34,7 @@ Bytes AllocatorParts::trim_retired() {
 
 void AllocatorParts::update_reserved() {
   const Pools::Held held = pools.held();
+  if (serving && pools.is_left()) accounting.counts().pool = pools.left();
   counted_fallback = fallback.reserved();
   accounting.set_reserved(held.reserved, held.segments, counted_fallback);
   if (!callers_fallback) return;
@@ -46,8 +55,9 @@ void AllocatorParts::collect_delayed() {
   while (void* p = delayed->next_done()) {
     if (Pool* pool = pools.find(p)) {
       const StaticPool::Block block = pool->release(p, capturing());
-      accounting.release_block(pool->space.round_up(block.size));
-      if (pools.is_left(*pool)) pools.note_freed(block.size);
+      const Bytes rounded = pool->space.round_up(block.size);
+      accounting.release_block(rounded);
+      note_freed(*pool, rounded);
     } else {
       release_fallback(p);
     }

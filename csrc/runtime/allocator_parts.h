@@ -68,6 +68,8 @@ struct AllocatorParts {
   void stop_serving();
   // Returns the memory of retired pools without a live block.
   void drop_empty_pools();
+  // A block of `size` was freed in `pool`. If that is retired or left, its memory is to go.
+  void note_freed(const Pool& pool, Bytes size);
   // Gives back whatever lies idle in retired pools, for a request that would fail. Returns the
   // bytes.
   Bytes trim_retired();

@@ -87,7 +87,7 @@ Bytes PlannedAllocator::release_pool(bool partly) {
 void PlannedAllocator::acquire_pool() {
   const std::lock_guard lock(parts_.mutex);
   if (!parts_.serving) throw Error("no plan is enabled, so there is no pool to acquire");
-  if (!parts_.pools.is_away()) return;
+  if (!parts_.pools.is_away() || parts_.pools.is_left()) return;
   parts_.pools.acquire();
   // Addresses that lacked memory have come back with it.
   parts_.accounting.counts().pool = parts_.pools.active()->space.memory();
@@ -263,10 +263,7 @@ bool PlannedAllocator::release_from(Pool& pool, void* p, bool for_training) {
   if (block.late) [[unlikely]]
     note_late(block, pool, for_training);
   if (parts_.pools.is_left(pool)) {
-    parts_.pools.note_freed(rounded);
-    // A pool that serves has room for the requests of this iteration.
-    const bool is_serving = parts_.serving && !parts_.pools.is_left();
-    if (!is_serving) parts_.pools.review_retired();
+    parts_.note_freed(pool, rounded);
     parts_.drop_empty_pools();
   }
   return true;

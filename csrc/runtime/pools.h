@@ -86,6 +86,7 @@ class Pools {
     release(/*partly=*/true);
     is_left_ = true;
   }
+  // True since leave().
   bool is_left() const { return is_left_; }
   // True if no request gets memory of `pool` any more.
   bool is_left(const Pool& pool) const { return is_left_ || &pool != active_.get(); }

@@ -102,9 +102,7 @@ void TrainingLoop::leave_pool() {
   } catch (const Error&) {
     return;
   }
-  Statistics& counts = parts_.accounting.counts();
-  ++counts.pools_left;
-  counts.pool = parts_.pools.left();
+  ++parts_.accounting.counts().pools_left;
   parts_.update_reserved();
 }
 

@@ -311,6 +311,8 @@ TEST_F(DepartedRoom, IsLeftAlsoWhereWeightsLieBesideThePool) {
   EXPECT_EQ(s.pools_left, 1);
   EXPECT_EQ(s.pool, 0);
   EXPECT_LT(s.moves, 512) << "the most";
+  allocator_.acquire_pool();
+  EXPECT_EQ(statistics().pool, 0) << "it stays left";
   free(weights);
 }
 
@@ -328,9 +330,11 @@ TEST_F(DepartedRoom, OfAPoolThatIsLeftGoesAsBlocksAreFreed) {
     end(blocks, {4});
   }
   ASSERT_EQ(device_.used(), 32 * kMiB) << "that of the blocks";
+  EXPECT_EQ(statistics().pool, 32 * kMiB);
   free(blocks[0]);
   free(blocks[2]);
   EXPECT_EQ(device_.used(), 0) << "before the iteration that needs the memory comes to its peak";
+  EXPECT_EQ(statistics().pool, 0);
   end_iteration();
 }
 

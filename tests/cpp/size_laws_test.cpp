@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "profile/lifetimes.h"
@@ -359,6 +360,53 @@ TEST(SizeLaws, ARunThatDepartsFromTheLawsIsNotProven) {
     const bool told = laws.of[i] != kNone;
     EXPECT_FALSE(told && laws[laws.of[i]].proof == LawProof::kProven);
   }
+}
+
+TEST(SizeLaws, ASizeThatEqualsItsNeighboursByChanceHasNoLaw) {
+  const auto scores = [](Extent n) { return 2 * n * n + 64; };
+  Program program;
+  program.in_forward = [&](TraceBuilder& t, Extent n) {
+    t.free(t.alloc(n == 80 ? scores(n) : 1'000'003 % (7 * n)));
+  };
+  const trace::Trace trace = run({{10}, {40}, {20}, {50}, {80}}, program);
+  const SizeLaws laws = profile::find_size_laws(trace);
+  int found = 0;
+  for (std::size_t i = 1; i < trace.requests.size(); ++i) {
+    if (trace.requests[i].size != scores(80) || trace.requests[i - 1].size != scores(80)) continue;
+    ++found;
+    const bool told = laws.of[i] != kNone;
+    EXPECT_FALSE(told && laws[laws.of[i]].proof == LawProof::kProven);
+  }
+  EXPECT_EQ(found, 1);
+}
+
+// Only the last iteration, which is the reference, calls the layer: its size was seen once.
+TEST(SizeLaws, ALayerThatOneIterationCallsFollowsTheLawOfOneLikeIt) {
+  TraceBuilder t;
+  t.phase(trace::PhaseKind::kOther);
+  for (const Extent n : {10, 17, 23}) {
+    t.phase(trace::PhaseKind::kForward, 0);
+    t.extents({"ids.0", "ids.1"}, {4, n});
+    std::vector<std::pair<std::int32_t, Extent>> calls = {{0, 64}, {1, 256}, {3, 512}};
+    if (n == 17) calls.insert(calls.begin() + 2, {4, 96});
+    if (n == 23) calls.insert(calls.begin() + 2, {2, 256});
+    for (const auto& [layer, factor] : calls) {
+      t.layer(layer);
+      t.free(t.alloc(factor * n));
+    }
+    t.layer(kNone);
+    t.step();
+  }
+  const trace::Trace trace = t.finish();
+  const SizeLaws laws = profile::find_size_laws(trace);
+  int found = 0;
+  for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+    if (trace.requests[i].size != 256 * 23) continue;
+    ++found;
+    ASSERT_NE(laws.of[i], kNone);
+    EXPECT_EQ(laws[laws.of[i]].proof, LawProof::kProven);
+  }
+  EXPECT_EQ(found, 2);
 }
 
 TEST(SizeLaws, OfManyExtentsTheExplainingOnesAreKept) {
