@@ -201,7 +201,12 @@ def test_states_that_are_offloaded_to_pinned_memory_keep_their_address_and_value
         assert all(bool((copy == number).all()) for number, copy in enumerate(host)), turn
         assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept)), turn
     assert (standin.calls("cudaHostAlloc"), standin.calls("cudaFreeHost")) == locked
+    host.clear()
+    kept.clear()
+    del copy
+    torch.cuda.synchronize()
     stalloc.disable()
+    assert stalloc.memory_stats("pinned")["reserved"] == 0
 
 
 def test_the_figure_of_the_pool_is_right_after_a_switch() -> None:
