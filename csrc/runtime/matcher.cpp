@@ -149,14 +149,6 @@ void Matcher::add_phases(const plan::Plan& plan) {
   for (auto& [chunk, planned] : microbatches_) std::ranges::sort(planned);
 }
 
-Matcher::Match Matcher::match_of(ItemIndex item) const {
-  if (item == kNone) return {};
-  const DecisionIndex decision = decision_[item];
-  const StartupIndex startup = startup_[item];
-  const bool persistent = decision == kNone && startup == kNone;
-  return {.decision = decision, .startup = startup, .persistent = persistent};
-}
-
 void Matcher::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
   leave_phase();
   kind_ = kind;
@@ -287,7 +279,7 @@ void Matcher::leave_phase() {
   phase_ = kNone;
 }
 
-Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
+Matcher::Match Matcher::search(Bytes size, StreamId stream, bool dynamic) {
   if (phase_ == kNone) return {};
   const SiteIndex site = site_here(stream);
   if (dynamic) return dynamic_match(site, size);
@@ -303,22 +295,15 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
         (is_like(head_, size, stream) ||
          (site == kNone ? takes_by_position(size, stream) || breaks_a_law(size, stream)
                         : is_usual_batch(size, stream) && takes_by_position(size, stream)));
-    if (at_head) {
-      ++asked_;
-      return match_of(take(head_));
-    }
+    if (at_head) return match_head();
     if (std::exchange(outgrown_, false)) {
-      ++asked_;
-      Match m = match_of(take(head_));
+      Match m = match_head();
       if (!std::exchange(foretold_, false) || !in_step()) m = {};
       m.outgrows = true;
       return m;
     }
   }
-  if (kind_ == trace::PhaseKind::kOther && moves_to_sibling(size, stream)) {
-    ++asked_;
-    return match_of(take(head_));
-  }
+  if (kind_ == trace::PhaseKind::kOther && moves_to_sibling(size, stream)) return match_head();
   // If dynamic requests are expected, skipped decisions are not searched: a dynamic request of a
   // common size would match one.
   if (site != kNone) {
@@ -450,13 +435,6 @@ Matcher::GroupIndex Matcher::group_of(SiteIndex site, Bytes size) {
     if (it != here.contexts.end() && it->first == known.first) return it->second;
   }
   return here.first_group;
-}
-
-Matcher::ItemIndex Matcher::take(ItemIndex i) {
-  taken_[i] = iteration_;
-  head_ = std::max(head_, i + 1);
-  resync_ = kNone;
-  return i;
 }
 
 // The first iteration lacks requests that start-up alone makes: kernels are compiled and tried

@@ -106,6 +106,7 @@
 // after construction. Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -176,7 +177,12 @@ class Matcher {
 
   // A matched decision is taken until the iteration ends. In an untrusted phase that has departed
   // from the plan, no request matches a decision. `dynamic`: see Note [Dynamic requests].
-  Match match(Bytes size, StreamId stream, bool dynamic = false);
+  Match match(Bytes size, StreamId stream, bool dynamic = false) {
+    // Nearly all requests are the next item, which is not taken.
+    const bool is_next =
+        !dynamic && head_ < end_ && !departed_ && !makes_states_ && fits(head_, size, stream);
+    return is_next ? match_head() : search(size, stream, dynamic);
+  }
 
   // The phase that was entered last; kNone if the plan does not have it.
   PhaseIndex phase() const { return phase_; }
@@ -248,9 +254,27 @@ class Matcher {
   void add_phases(const plan::Plan& plan);
   void add_items(const plan::Plan& plan, Part part);
   void add_sites(const plan::Plan& plan);
-  Match match_of(ItemIndex item) const;
+  Match match_of(ItemIndex item) const {
+    if (item == kNone) return {};
+    const DecisionIndex decision = decision_[item];
+    const StartupIndex startup = startup_[item];
+    const bool persistent = decision == kNone && startup == kNone;
+    return {.decision = decision, .startup = startup, .persistent = persistent};
+  }
+  // The request is the item at the head.
+  Match match_head() {
+    ++asked_;
+    return match_of(take(head_));
+  }
+  // The match of a request that is not the next item, or may not be it.
+  Match search(Bytes size, StreamId stream, bool dynamic);
   void leave_phase();
-  ItemIndex take(ItemIndex i);
+  ItemIndex take(ItemIndex i) {
+    taken_[i] = iteration_;
+    head_ = std::max(head_, i + 1);
+    resync_ = kNone;
+    return i;
+  }
   ItemIndex match_past_startup(Bytes size, StreamId stream);
   ItemIndex match_near(Bytes size, StreamId stream);
   ItemIndex match_far(Bytes size, StreamId stream, int sure);
