@@ -311,11 +311,14 @@ class Solver {
                             Winner& winner) {
     std::vector<Attempt> attempts;
     const std::int64_t most = std::min(kTightPlacements, options_.search_steps);
+    // The starts run at once, and `limit` falls meanwhile. The result must not depend on that.
+    const Bytes incumbent = winner.layout.height;
     for (const TightStart& start : tight_starts()) {
-      attempts.push_back(
-          {std::string(start.name), [&, most](const Budget& b, const std::atomic<Bytes>& limit) {
-             return plan_tight_moments(problem, timeline, start, most, b, &limit);
-           }});
+      attempts.push_back({std::string(start.name),
+                          [&, most, incumbent](const Budget& b, const std::atomic<Bytes>& limit) {
+                            return plan_tight_moments(problem, timeline, start, incumbent, most, b,
+                                                      &limit);
+                          }});
     }
     if (std::ssize(attempts) * kTightRounds * std::ssize(problem.buffers) > work_left()) return;
     run_metered(attempts, 0, budget, winner);

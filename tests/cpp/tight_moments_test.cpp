@@ -100,7 +100,8 @@ constexpr std::int64_t kPlacements = 300'000;
 
 solve::Layout plan(const solve::Problem& problem, const solve::TightStart& start,
                    std::int64_t placements = kPlacements) {
-  return *solve::plan_tight_moments(problem, solve::Timeline(problem), start, placements, {});
+  return *solve::plan_tight_moments(problem, solve::Timeline(problem), start, solve::kNoIncumbent,
+                                    placements, {});
 }
 
 TEST(TightMoments, EveryStartMeetsTheBoundWhereOrdersWithRepairFail) {
@@ -149,8 +150,9 @@ TEST(TightMoments, AreValidOnEveryShape) {
       if (random.number(0, 4) == 0) problem.buffers[i].fixed = first.offsets[i];
     }
     for (const solve::TightStart& start : solve::tight_starts()) {
+      const Bytes incumbent = k % 3 == 0 ? first.height : solve::kNoIncumbent;
       const auto layout =
-          solve::plan_tight_moments(problem, solve::Timeline(problem), start, 2'000, {});
+          solve::plan_tight_moments(problem, solve::Timeline(problem), start, incumbent, 2'000, {});
       if (!layout) continue;
       EXPECT_NO_THROW(verify::validate(problem, *layout)) << "problem " << k;
     }
@@ -164,13 +166,54 @@ TEST(TightMoments, RepeatTheirResultAndEndWhenTold) {
   const solve::Layout once = plan(problem, start, 50'000);
   EXPECT_EQ(once.offsets, plan(problem, start, 50'000).offsets);
   const std::atomic<Bytes> as_high = once.height;
-  EXPECT_FALSE(solve::plan_tight_moments(problem, timeline, start, 50'000, {}, &as_high));
+  const auto search = [&](std::int64_t placements, const solve::Budget& budget,
+                          const std::atomic<Bytes>* limit = nullptr) {
+    return solve::plan_tight_moments(problem, timeline, start, solve::kNoIncumbent, placements,
+                                     budget, limit);
+  };
+  EXPECT_FALSE(search(50'000, {}, &as_high));
   const std::atomic<bool> cancel = true;
   constexpr std::int64_t kForEver = std::numeric_limits<std::int64_t>::max();
-  EXPECT_FALSE(solve::plan_tight_moments(problem, timeline, start, kForEver, {.cancel = &cancel}));
+  EXPECT_FALSE(search(kForEver, {.cancel = &cancel}));
   const solve::Budget easy = {.target = 2 * once.height};  // the first round meets it
-  EXPECT_EQ(solve::plan_tight_moments(problem, timeline, start, kForEver, easy)->offsets,
-            plan(problem, start, 1).offsets);
+  EXPECT_EQ(search(kForEver, easy)->offsets, plan(problem, start, 1).offsets);
+}
+
+// The placements of a search that knows a layout of height `incumbent`.
+std::int64_t cost(const solve::Problem& problem, const solve::TightStart& start, Bytes incumbent) {
+  solve::Work work{.limit = std::numeric_limits<std::int64_t>::max()};
+  solve::Budget budget;
+  budget.work = &work;
+  solve::plan_tight_moments(problem, solve::Timeline(problem), start, incumbent, kPlacements,
+                            budget);
+  return work.done;
+}
+
+TEST(TightMoments, EndEarlyIfTheyLagBehindAndGainNothing) {
+  const solve::Problem problem = VirtualStage(5).problem(32);
+  const solve::TightStart& start = solve::tight_starts().back();
+  const Bytes bound = solve::load_bound(problem);
+  ASSERT_GT(plan(problem, start).height, bound + 1);
+  EXPECT_LT(2 * cost(problem, start, bound + 1), cost(problem, start, solve::kNoIncumbent));
+}
+
+TEST(TightMoments, GoOnWhileTheyLead) {
+  const solve::Problem problem = VirtualStage(5).problem(32);
+  const solve::TightStart& start = solve::tight_starts().back();
+  const Bytes alone = plan(problem, start).height;
+  // A search that comes below the known layout goes on like one that knows none.
+  EXPECT_EQ(cost(problem, start, 2 * alone), cost(problem, start, solve::kNoIncumbent));
+}
+
+TEST(TightMoments, MeetTheBoundBesideALayoutJustAboveIt) {
+  const solve::Problem problem = VirtualStage(6).problem(32);
+  const Bytes bound = solve::load_bound(problem);
+  const auto layout =
+      solve::plan_tight_moments(problem, solve::Timeline(problem), solve::tight_starts().front(),
+                                bound + bound / 200, kPlacements, {});
+  ASSERT_TRUE(layout);
+  EXPECT_NO_THROW(verify::validate(problem, *layout));
+  EXPECT_EQ(layout->height, bound);
 }
 
 }  // namespace

@@ -19,15 +19,17 @@ constexpr std::size_t kPollEvery = 256;  // buffers between two looks at the clo
 constexpr Moment kLongPart = 200;        // a buffer is long from this part of the time on
 constexpr std::int64_t kRoundPart = 8;  // sorting costs as much as placing this part of the buffers
 constexpr std::int64_t kMostRounds = 50;  // of placing all buffers; few searches gain later
+constexpr std::int64_t kIdleRounds = 8;   // of these without a gain end a search that lags behind
 constexpr std::int64_t kPlacementsAlone = 1'200'000;
 
 class TightMoments {
  public:
   TightMoments(const Problem& problem, const Timeline& timeline, const TightStart& start,
-               const Budget& budget)
+               Bytes incumbent, const Budget& budget)
       : problem_(problem),
         timeline_(timeline),
         start_(start),
+        incumbent_(incumbent),
         budget_(budget),
         load_(timeline.load(problem)),
         buffer_slack_(problem.buffers.size()),
@@ -39,13 +41,18 @@ class TightMoments {
   void run(std::int64_t placements) {
     const std::int64_t bookkeeping = std::ssize(order_) / kRoundPart;
     placements = std::min(placements, kMostRounds * std::ssize(order_));
+    std::int64_t idle = 0;  // placements since the last gain
     for (;;) {
+      const Bytes before = best_.height;
       if (!place_all()) return;  // out of time
       const std::int64_t cost = placed_ + bookkeeping + 1;
       placements -= cost;
       budget_.spend(cost);
-      if (best_.height <= budget_.target || failed_.empty()) return;
+      if ((has_best() && best_.height <= budget_.target) || failed_.empty()) return;
       if (placements <= 0 || budget_.expired()) return;
+      idle = best_.height == before ? idle + cost : 0;
+      const bool leads = has_best() && best_.height < incumbent_;
+      if (!leads && idle > kIdleRounds * std::ssize(order_)) return;
       tighten();
     }
   }
@@ -122,13 +129,16 @@ class TightMoments {
       put(i, placement.first_fit(span(i), size(i)));
       ++placed_;
       if (layout.offsets[i] + size(i) > budget_.target) failed_.push_back(i);
-      if (failed_.size() >= kFailures && has_best() && layout.height >= best_.height) return true;
+      if (failed_.size() >= kFailures && layout.height >= height_to_beat()) return true;
     }
     if (!has_best() || layout.height < best_.height) best_ = std::move(layout);
     return true;
   }
 
   bool has_best() const { return !best_.offsets.empty(); }
+  Bytes height_to_beat() const {
+    return has_best() ? std::min(best_.height, incumbent_) : incumbent_;
+  }
 
   void tighten() {
     std::vector<Moment> tightened;
@@ -176,6 +186,7 @@ class TightMoments {
   const Problem& problem_;
   const Timeline& timeline_;
   const TightStart start_;
+  const Bytes incumbent_;
   const Budget& budget_;
   std::vector<Bytes> load_;  // by moment
   Bytes highest_ = 0;
@@ -202,12 +213,13 @@ const std::vector<TightStart>& tight_starts() {
 }
 
 std::optional<Layout> plan_tight_moments(const Problem& problem, const Timeline& timeline,
-                                         const TightStart& start, std::int64_t placements,
-                                         const Budget& budget, const std::atomic<Bytes>* limit) {
+                                         const TightStart& start, Bytes incumbent,
+                                         std::int64_t placements, const Budget& budget,
+                                         const std::atomic<Bytes>* limit) {
   if (timeline.moments() == 0) return std::nullopt;
   Budget aimed = budget;
   aimed.target = std::max(budget.target, load_bound(problem));
-  TightMoments search(problem, timeline, start, aimed);
+  TightMoments search(problem, timeline, start, incumbent, aimed);
   search.run(placements);
   Layout& best = search.best();
   if (best.offsets.empty()) return std::nullopt;
@@ -223,7 +235,7 @@ Layout TightMomentsPlanner::plan(const Problem& problem, const Budget& budget) c
   for (const TightStart& start : tight_starts()) {
     if (best.height <= target || budget.expired()) break;
     std::optional<Layout> layout =
-        plan_tight_moments(problem, timeline, start, kPlacementsAlone, budget);
+        plan_tight_moments(problem, timeline, start, best.height, kPlacementsAlone, budget);
     if (layout && layout->height < best.height) best = std::move(*layout);
   }
   return best;

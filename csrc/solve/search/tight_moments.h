@@ -17,11 +17,13 @@
 // an order that packs some of them leaves holes at others.
 //
 // Costs one first fit of all buffers a round at most. A round that can no longer be the best ends
-// after a few failures.
+// after a few failures. A search that does not come below the layout that is known before, and no
+// longer gains, ends early.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -46,11 +48,14 @@ struct TightStart {
 // The starts that are worth trying, the most promising first.
 const std::vector<TightStart>& tight_starts();
 
+inline constexpr Bytes kNoIncumbent = std::numeric_limits<Bytes>::max();
+
 // Returns the lowest layout after about so many first-fit placements, or nothing if it is as high
-// as `limit`. Stops at the budget's target. Handles fixed offsets and circular time.
+// as `limit`. `incumbent`: the height of the layout that is known before, or kNoIncumbent. Stops at
+// the budget's target. Handles fixed offsets and circular time.
 std::optional<Layout> plan_tight_moments(const Problem& problem, const Timeline& timeline,
-                                         const TightStart& start, std::int64_t placements,
-                                         const Budget& budget,
+                                         const TightStart& start, Bytes incumbent,
+                                         std::int64_t placements, const Budget& budget,
                                          const std::atomic<Bytes>* limit = nullptr);
 
 // The planner "tight-moments": the best of all starts.
