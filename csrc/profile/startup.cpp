@@ -48,8 +48,9 @@ class Finder {
       sighting.recurs = recurs;
       if (r.upper >= all_.iteration(all_.reference()).end) sighting.upper = kNever;
       // At a site of dynamic requests, a request that is freed again is one of them, unless later
-      // iterations make it, too.
-      const bool dynamic = sites_.contains({sighting.phase, sighting.after, sighting.stream});
+      // iterations make it, too. Before the first forward there are many that make the model.
+      const bool dynamic = r.lower >= profile_.startup.work &&
+                           sites_.contains({sighting.phase, sighting.after, sighting.stream});
       if (sighting.upper != kNever && dynamic && !recurs) continue;
       profile_.startup.requests.push_back(sighting);
     }

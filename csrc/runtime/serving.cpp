@@ -383,6 +383,7 @@ void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::i
   if (kind != trace::PhaseKind::kOther) in_evaluation_ = false;
   refused_room_.fill({});
   outside_ = 0;
+  if (kind == trace::PhaseKind::kBackward) note_structure();
   matcher().enter_phase(kind, microbatch, chunk);
   if (matcher().phase() != kNone) pools_.active()->space.begin_phase(matcher().phase());
   microbatches_.enter_phase(kind, microbatch, chunk);
@@ -601,7 +602,8 @@ bool Serving::end_iteration() {
   matcher().end_iteration();
   microbatches_.end_iteration();
   begin_moves();
-  refused_ = upcoming_refused_ = began_ = lacked_ = is_enlarged_ = leaves_out_ = false;
+  refused_ = upcoming_refused_ = began_ = lacked_ = is_enlarged_ = false;
+  leaves_out_ = left_out_before_ && is_beyond_profile_;
   reviewed_at_ = 0;
   pools_.active()->space.end_iteration();
   learn_from_departed();

@@ -225,6 +225,7 @@ class Serving {
   bool provide_memory(Range r, Range wish, MovingMemory::Means means);
   MovingMemory::Means means(Bytes size = 0) const;
   void review_structure();
+  void note_structure();
   void release_cached();
   void give_back_beside(Bytes size, Bytes request, StreamId stream);
   static Bytes unused(Bytes load);
@@ -297,6 +298,7 @@ class Serving {
   // memory.
   bool leaves_out_ = false;
   Bytes reviewed_at_ = 0;
+  bool left_out_before_ = false;     // the last forward of a batch beyond the profile did
   bool has_given_way_ = false;       // idle memory of the pool has gone to what lies beside it
   Bytes accepted_ = 0;               // the run could not do with less of the device; see give_way()
   const std::int64_t moves_before_;  // those of other plans

@@ -27,7 +27,7 @@ constexpr Bytes kSpareParts = 200;
 
 // The structure of an iteration is looked at again after its pool has got one part in so many of
 // its layout.
-constexpr Bytes kReviewParts = 64;
+constexpr Bytes kReviewParts = 256;
 
 // A run whose structure varies may hold its load and one part in so many before memory moves for
 // it; a small one more, up to kLeastLacking.
@@ -219,7 +219,14 @@ void Serving::review_structure() {
   const Bytes bound = layouts_.current().bound;
   if (reviewed_at_ > 0 && space.memory() < reviewed_at_ + bound / kReviewParts) return;
   reviewed_at_ = space.memory();
-  leaves_out_ = space.left_out() > unused(bound);
+  leaves_out_ = left_out_before_ || space.left_out() > unused(bound);
+}
+
+// Finds the same where a forward has ended, for the batches to come: early in theirs, nothing is
+// left out yet, and each would get a part of what it never needs.
+void Serving::note_structure() {
+  if (!is_beyond_profile_ || layouts_.was_profiled(microbatches_.now().extents)) return;
+  left_out_before_ = pools_.active()->space.left_out() > unused(layouts_.current().bound);
 }
 
 std::int64_t Serving::most_moves() const {

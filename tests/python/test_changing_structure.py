@@ -98,6 +98,29 @@ def recomputed_if_long(model: Body, iteration: int, random: Random) -> Tensor:
     return y.square().mean()
 
 
+def recomputed_in_turns(model: Body, iteration: int, random: Random) -> Tensor:
+    """Batches that are longer than those of the profile are recomputed; half of them are packed."""
+    is_packed = iteration >= PROFILED and random.random() < 0.5
+    most = 1000 if iteration < PROFILED else 1500
+    rows, tokens = (1, 16_000) if is_packed else (8, int(random.integers(300, most)))
+    x = model.embed(zeros(rows, tokens))
+    for block in model.blocks:
+        x = checkpoint(block, x, use_reentrant=False) if rows * tokens > 8000 else block(x)
+    y: Tensor = model.words(x).float()
+    return y.square().mean()
+
+
+def probed(model: Body, iteration: int, random: Random) -> Tensor:
+    """Each iteration begins with temporaries whose number and sizes nothing tells."""
+    for _ in range(int(random.integers(1, 4))):
+        torch.zeros(int(random.integers(1000, 4000)), WIDTH).square().mean()
+    x = model.embed(zeros(2, 128))
+    for block in model.blocks:
+        x = block(x)
+    y: Tensor = model.classes(x.mean(1))
+    return y.square().mean()
+
+
 class Tables(nn.Module):
     """Scores of four tables' rows, of whose numbers nothing is known ahead."""
 
@@ -141,6 +164,17 @@ def test_dropped_layers_need_little_more_than_their_load(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_tasks_in_turns_lend_each_other_their_memory(seed: int) -> None:
     assert_reserves(two_tasks, seed, most=1.07)
+
+
+# Each of these batches must not get a part of what the layout has for it and none needs.
+@pytest.mark.parametrize("seed", range(2))
+def test_recomputed_batches_in_turns_do_not_add_memory_each(seed: int) -> None:
+    assert_reserves(recomputed_in_turns, seed, most=1.05)
+
+
+# The float32 weights of start-up come where later iterations make such temporaries.
+def test_weights_that_are_cast_lie_in_the_pool() -> None:
+    assert_reserves(probed, 0, most=1.05)
 
 
 # The laws of activations that are kept tell of more than twice the load.
