@@ -114,10 +114,10 @@ void* CudaMemory::allocate_addresses(Bytes size, Bytes memory) {
   }
 }
 
-void* CudaMemory::allocate_movable(Bytes size, Bytes chunk) {
+void* CudaMemory::allocate_movable(Bytes size, Bytes memory, Bytes chunk) {
   if (!may_move()) return nullptr;
   try {
-    return allocate_virtual({.size = size, .memory = size, .chunk = chunk});
+    return allocate_virtual({.size = size, .memory = memory, .chunk = chunk});
   } catch (...) {
     return nullptr;  // plain memory will do
   }

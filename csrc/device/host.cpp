@@ -65,8 +65,8 @@ void* HostMemory::allocate_addresses(Bytes size, Bytes memory) {
   return reserve(std::max(size, kRoomPerMemory * machine), size, memory);
 }
 
-void* HostMemory::allocate_movable(Bytes size, Bytes /*chunk*/) {
-  return reserve(size, size, /*memory=*/size);
+void* HostMemory::allocate_movable(Bytes size, Bytes memory, Bytes /*chunk*/) {
+  return reserve(size, size, memory);
 }
 
 // Reserves `room` bytes of addresses for a pool of `size` bytes, the first `memory` of which have

@@ -26,7 +26,7 @@ class HostMemory final : public DeviceMemory {
   void* allocate_pool(Bytes size, bool grows) override;
   void* allocate_addresses(Bytes size, Bytes memory) override;
   // Moves pages.
-  void* allocate_movable(Bytes size, Bytes chunk) override;
+  void* allocate_movable(Bytes size, Bytes memory, Bytes chunk) override;
   bool can_grow(const void* pool) const override;
   Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;

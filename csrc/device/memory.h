@@ -61,8 +61,11 @@ class DeviceMemory {
   virtual void* allocate_addresses(Bytes /*size*/, Bytes /*memory*/) { return nullptr; }
 
   // Like allocate(), but detach() and attach() move its memory, in chunks of at least `chunk` (> 0)
-  // bytes. Null if the device has no such pieces, or has not that much left.
-  virtual void* allocate_movable(Bytes /*size*/, Bytes /*chunk*/) { return nullptr; }
+  // bytes. Addresses from `memory` on (> 0, whole chunks, or all of `size`) have none until
+  // attach(). Null if the device has no such pieces, or has not that much left.
+  virtual void* allocate_movable(Bytes /*size*/, Bytes /*memory*/, Bytes /*chunk*/) {
+    return nullptr;
+  }
 
   // True if grow() can add memory to the pool.
   virtual bool can_grow(const void* /*pool*/) const { return false; }

@@ -59,8 +59,11 @@ void* PretendMemory::allocate_addresses(Bytes size, Bytes memory) {
   return pool;
 }
 
-void* PretendMemory::allocate_movable(Bytes size, Bytes chunk) {
-  return grows_ ? place(size, /*room=*/size, align_up(chunk, kGranularity)) : nullptr;
+void* PretendMemory::allocate_movable(Bytes size, Bytes memory, Bytes chunk) {
+  if (!grows_) return nullptr;
+  void* piece = place(memory, /*room=*/size, align_up(chunk, kGranularity));
+  if (piece && memory < size) extend(piece, memory, size);
+  return piece;
 }
 
 bool PretendMemory::can_grow(const void* pool) const {

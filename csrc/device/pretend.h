@@ -20,7 +20,7 @@ class PretendMemory final : public DeviceMemory {
   void* allocate(Bytes size) override;
   void* allocate_pool(Bytes size, bool grows) override;
   void* allocate_addresses(Bytes size, Bytes memory) override;
-  void* allocate_movable(Bytes size, Bytes chunk) override;
+  void* allocate_movable(Bytes size, Bytes memory, Bytes chunk) override;
   bool can_grow(const void* pool) const override;
   Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;

@@ -8,102 +8,11 @@
 
 #include "base/align.h"
 #include "base/error.h"
-#include "solve/greedy/greedy.h"
+#include "plan/startup_temporaries.h"
 #include "verify/validator.h"
 
 namespace stalloc::plan {
 namespace {
-
-// Places the temporaries of start-up.
-class Temporaries {
- public:
-  Temporaries(Plan& plan, const profile::Startup& startup, std::span<const DecisionIndex> row_of)
-      : plan_(plan), startup_(startup) {
-    for (std::size_t i = 0; i < plan.startup.size(); ++i) {
-      const StartupRequest& r = plan.startup[i];
-      if (r.stays() || r.upper > startup.end) continue;
-      rows_.push_back(i);
-      streams_.insert(r.stream);
-      last_ = std::max(last_, r.upper);
-    }
-    for (const profile::StartupStay& stay : startup.stays) {
-      if (stay.lower < last_) stays_.push_back({row_of[stay.request], stay.lower, stay.upper});
-    }
-  }
-
-  void place() {
-    for (const StreamId stream : streams_) {
-      fit(stream, 0, plan_.pool);
-      fit(stream, plan_.pool, plan_.pool + plan_.resident);
-    }
-  }
-
- private:
-  struct Stay {
-    DecisionIndex decision;
-    Tick lower;
-    Tick upper;
-  };
-
-  // Gives addresses in [begin, end) to the stream's unplaced temporaries that fit there.
-  void fit(StreamId stream, Offset begin, Offset end) {
-    solve::Problem problem;
-    problem.alignment = plan_.alignment;
-    std::vector<std::size_t> rows;
-    for (const std::size_t row : rows_) {
-      const StartupRequest& r = plan_.startup[row];
-      if (r.stream != stream || r.offset != kUnplaced) continue;
-      rows.push_back(row);
-      problem.buffers.push_back({.size = r.size, .lower = r.lower, .upper = r.upper});
-    }
-    if (rows.empty() || begin == end) return;
-    add_obstacles(problem, stream, begin);
-    const solve::Timeline timeline(problem);
-    const auto layout = solve::place_in_order(
-        problem, timeline, solve::ordered(problem, timeline, solve::Order::kSize),
-        solve::Fit::kFirst, solve::Budget{});
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const Offset offset = layout->offsets[i];
-      if (offset + align_up(problem.buffers[i].size, plan_.alignment) <= end) {
-        plan_.startup[rows[i]].offset = offset;
-      }
-    }
-  }
-
-  void add_obstacles(solve::Problem& problem, StreamId stream, Offset begin) const {
-    const auto add = [&](Bytes size, Offset offset, Tick lower, Tick upper, StreamId of) {
-      const bool ours = of == stream;
-      problem.buffers.push_back({.size = size,
-                                 .lower = ours ? lower : 0,
-                                 .upper = ours ? std::min(upper, last_) : last_,
-                                 .fixed = offset});
-    };
-    if (begin > 0) add(begin, 0, 0, last_, stream);
-    for (const StartupRequest& r : plan_.startup) {
-      if (r.offset != kUnplaced) add(r.size, r.offset, r.lower, r.upper, r.stream);
-    }
-    for (const Stay& s : stays_) {
-      const Decision& d = plan_[s.decision];
-      if (d.stream == stream && d.slots == kNone) add(d.size, d.offset, s.lower, s.upper, d.stream);
-    }
-    for (const Decision& d : plan_.decisions) {
-      if (d.stream != stream) add(d.size, d.offset, 0, last_, d.stream);
-    }
-    for (const SlotClass& c : plan_.slots) {
-      add(c.size * c.count, c.offset, 0, last_, c.stream);
-    }
-    for (const DynamicGroup& g : plan_.groups) {
-      if (g.size > 0) add(g.size, g.offset, std::min(startup_.work, last_), last_, g.stream);
-    }
-  }
-
-  Plan& plan_;
-  const profile::Startup& startup_;
-  std::vector<std::size_t> rows_;  // of the temporaries, in Plan::startup
-  std::set<StreamId> streams_;     // of the temporaries
-  Tick last_ = 0;                  // no temporary is live from this tick on
-  std::vector<Stay> stays_;        // lifetimes of decisions before this tick
-};
 
 std::string named(std::size_t row) { return "startup, row " + std::to_string(row) + ": "; }
 
@@ -218,7 +127,7 @@ void add_startup(Plan& plan, const profile::Startup& startup, const PhaseMap& ph
     }
     plan.startup.push_back(r);
   }
-  Temporaries(plan, startup, row_of).place();
+  place_temporaries(plan, startup, row_of);
   std::ranges::sort(plan.startup, {},
                     [](const auto& r) { return std::tuple{r.phase, r.after, r.lower}; });
   if (startup.stays.empty()) return;

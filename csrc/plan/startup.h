@@ -1,11 +1,7 @@
 // Places the requests that only start-up and the first iteration make.
 //
-// Permanent requests are packed in program order. Temporaries are placed, largest first, into parts
-// of the pool and the region that are idle during their lifetimes. They never make the two larger:
-// the fallback serves those that find no space, and returns its memory.
-//
-// Cost: O(n log n) for n requests of start-up, plus the decisions that are live together with
-// temporaries, at a few intervals each.
+// Permanent requests are packed in program order, in the resident region. Temporaries follow, see
+// startup_temporaries.h.
 #pragma once
 
 #include <span>

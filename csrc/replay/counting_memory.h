@@ -36,10 +36,11 @@ class CountingMemory final : public device::DeviceMemory {
     return take(memory, memory,
                 [&] { return memory_.allocate_addresses(align_up(size, page_), memory); });
   }
-  void* allocate_movable(Bytes size, Bytes chunk) override {
+  void* allocate_movable(Bytes size, Bytes memory, Bytes chunk) override {
     const Bytes pages = align_up(size, page_);
-    return take(size, pages,
-                [&] { return memory_.allocate_movable(pages, align_up(chunk, page_)); });
+    const Bytes held = align_up(memory, page_);
+    return take(memory, held,
+                [&] { return memory_.allocate_movable(pages, held, align_up(chunk, page_)); });
   }
   bool can_grow(const void* pool) const override { return memory_.can_grow(pool); }
   Bytes room(const void* pool) const override { return memory_.room(pool); }

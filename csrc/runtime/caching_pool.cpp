@@ -123,7 +123,7 @@ CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& 
   const auto take = [&] {
     const Bytes chunk = align_up(size / kChunks, unit_);
     const bool moves = moves_ && !capturing_ && !shelf.small;
-    void* movable = moves ? device_.allocate_movable(size, chunk) : nullptr;
+    void* movable = moves ? device_.allocate_movable(size, size, chunk) : nullptr;
     held.chunk = movable ? chunk : 0;
     return movable ? movable : device_.allocate(size);
   };

@@ -65,20 +65,23 @@ void Pools::disable() {
   partial_.forget();
 }
 
-// After start-up, parts that no block has got give their memory back, in some chunks that other
-// processes can still share.
+// A run may hold most of its memory before it makes all that stays, as when a model is checked
+// before its first step. After start-up, parts that no block has got give their memory back. All in
+// some chunks that other processes can still share.
 std::unique_ptr<Pool> Pools::make_resident(const plan::Plan& region) {
   constexpr Bytes kChunks = 128;
   if (region.pool == 0) return make_pool(region, /*grows=*/false, /*filled=*/true);
   const Bytes chunk = align_up(region.pool / kChunks + 1, device_.unit());
-  const auto take = [&] {
-    return static_cast<std::byte*>(device_.allocate_movable(region.pool, chunk));
-  };
-  std::byte* memory = take();
-  if (!memory && fallback_.release_cached() > 0) memory = take();
-  if (!memory) return make_pool(region, /*grows=*/false, /*filled=*/true);
+  const Bytes first = std::min(chunk, region.pool);
+  void* const piece =
+      has_memory(region.pool) ? device_.allocate_movable(region.pool, first, chunk) : nullptr;
+  if (!piece) return make_pool(region, /*grows=*/false, /*filled=*/true);
+  auto* const memory = static_cast<std::byte*>(piece);
   try {
-    return std::make_unique<Pool>(region, memory);
+    auto pool = std::make_unique<Pool>(region, memory);
+    pool->chunk = chunk;
+    if (first < region.pool) pool->space.remove_memory({first, region.pool});
+    return pool;
   } catch (...) {
     device_.release(memory, region.pool);
     throw;
@@ -108,7 +111,9 @@ std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows, bool 
       const RangeSet addresses = plan::static_addresses_of(plan);
       Bytes bytes = 0;
       for (const Range& r : addresses.ranges()) bytes += r.size();
-      if (plan.recorded_load == 0 || !plan::exceeds_load(plan, bytes)) attach(*pool, addresses);
+      if (plan.recorded_load == 0 || !plan::exceeds_load(plan, bytes)) {
+        for (const Range& r : addresses.ranges()) attach(*pool, r);
+      }
     }
     if (streams_ && plan.streams == solve::Streams::kOrdered) {
       pool->order.emplace(plan, *streams_, *table_);
@@ -126,17 +131,29 @@ bool Pools::has_memory(Bytes size) {
   return has() || (fallback_.release_cached() > 0 && has());
 }
 
-// Gives memory to the chunks of a new pool that hold these addresses, as far as the device has it.
-void Pools::attach(Pool& pool, const RangeSet& addresses) {
-  Offset end = pool.chunk;  // of what has memory
-  for (const Range& r : addresses.ranges()) {
-    const Range chunks{std::max(end, r.begin / pool.chunk * pool.chunk),
-                       std::min(pool.first_size, align_up(r.end, pool.chunk))};
-    if (chunks.size() <= 0) continue;
-    if (!device_.attach(pool.base, chunks)) return;
-    pool.space.return_memory(chunks);
-    end = chunks.end;
+// Gives memory to the chunks that hold `r`. False if the device lacks it.
+bool Pools::attach(Pool& pool, Range r) {
+  const Range chunks{r.begin / pool.chunk * pool.chunk,
+                     std::min(pool.first_size, align_up(r.end, pool.chunk))};
+  std::vector<Range> lacking;
+  pool.space.absent().intersect(chunks, [&](Range part) { lacking.push_back(part); });
+  for (const Range& part : lacking) {
+    if (!device_.attach(pool.base, part)) return false;
+    pool.space.return_memory(part);
   }
+  return true;
+}
+
+bool Pools::provide_resident(Range r) {
+  const auto attach_region = [&] {
+    try {
+      return attach(*resident_, r);
+    } catch (const Error&) {
+      return false;  // a later call tells if the device is lost
+    }
+  };
+  if (resident_->space.absent().empty() || r.size() <= 0) return false;
+  return attach_region() || (fallback_.release_cached() > 0 && attach_region());
 }
 
 std::byte* Pools::try_reserve(Bytes size, bool grows) {

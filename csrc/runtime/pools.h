@@ -54,7 +54,8 @@ class Pools {
   void check_alignment(const plan::Plan& plan) const;
 
   // Reserves the pool of `plan`, in memory that can grow if the device has such, and if asked its
-  // resident region, in memory that moves. Retires the previous ones. `filled`: the static
+  // resident region, whose addresses get memory with their first requests if the device can add it
+  // later; see provide_resident(). Retires the previous ones. `filled`: the static
   // addresses of the pool have their memory at once; else, like the regions of dynamic groups, if
   // the device can add it later, they get it with their first requests, see provide().
   // Throws OutOfMemory and changes nothing if either cannot be reserved.
@@ -126,6 +127,9 @@ class Pools {
   Bytes give_back_beside(Bytes size, Bytes next, StreamId stream) {
     return fallback_.give_back(size, next, stream);
   }
+  // Gives memory to the chunks of the resident region that hold `r`, as far as the device has it,
+  // at the cost of what the fallback caches. False if none of them lacks any, or the device does.
+  bool provide_resident(Range r);
   // `wish` may be empty. `release_cached`: at the cost of memory that the fallback caches.
   bool provide(Range r, Range wish, MovingMemory::Means means, bool release_cached);
   void return_end() {
@@ -182,7 +186,7 @@ class Pools {
   }
   std::byte* reserve(Bytes size, bool grows);
   bool has_memory(Bytes size);
-  void attach(Pool& pool, const RangeSet& addresses);
+  bool attach(Pool& pool, Range r);
   std::byte* try_reserve(Bytes size, bool grows);
   bool add_behind(std::byte* memory, Bytes& before, Bytes size);
   void adopt(const plan::Plan& layout, Bytes memory);

@@ -325,6 +325,7 @@ void* Serving::allocate_startup(plan::StartupIndex i, Bytes size, StreamId strea
   StaticPool& space = pools_.active()->space;
   const auto find = [&] { return startup_->place(i, size, space, pools_.resident()->space); };
   StartupGuide::Place place = find();
+  if (place.offset == kUnplaced && provide_resident(i, size)) place = find();
   if (place.offset == kUnplaced) {
     // Nothing waits for the device now: the first iteration would soon need the memory again.
     MovingMemory::Means means = this->means();

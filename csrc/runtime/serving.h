@@ -223,6 +223,7 @@ class Serving {
   bool make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure);
   void open_zone(bool more);
   bool provide_memory(Range r, Range wish, MovingMemory::Means means);
+  bool provide_resident(plan::StartupIndex i, Bytes size);
   MovingMemory::Means means(Bytes size = 0) const;
   void review_structure();
   void note_structure();

@@ -183,6 +183,20 @@ bool Serving::provide_memory(Range r, Range wish, MovingMemory::Means means) {
   return provided;
 }
 
+// The same for the addresses of a start-up request in the resident region.
+bool Serving::provide_resident(plan::StartupIndex i, Bytes size) {
+  const StaticPool& region = pools_.resident()->space;
+  const Range lacking = startup_->lacking_in_region(i, size, region);
+  if (lacking.size() <= 0 || capturing()) return false;
+  give_back_beside(accounting_.reserved() + lacking.size() - accounting_.most_reserved(), 0, 0);
+  const Bytes before = region.memory();
+  const bool provided = pools_.provide_resident(lacking);
+  took_memory_ = true;
+  is_resized_ = true;
+  unnoted_ += region.memory() - before;
+  return provided;
+}
+
 // The ways in which a request of `size` bytes gets memory where the pool has none. Memory that
 // moves waits for the device: training must not do so all the time, nor while a stream lags behind.
 MovingMemory::Means Serving::means(Bytes size) const {

@@ -70,6 +70,16 @@ StartupGuide::Place StartupGuide::place(plan::StartupIndex i, Bytes size, Static
   return place;
 }
 
+Range StartupGuide::lacking_in_region(plan::StartupIndex i, Bytes size,
+                                      const StaticPool& region) const {
+  const plan::StartupRequest& r = requests_[i];
+  if (r.offset == kUnplaced || size > r.size) return {};
+  const auto [in_region, offset] = place_of(i);
+  if (!in_region) return {};
+  if (r.stays()) return region.lacking_memory(resident_[i], size);
+  return region.lacking_memory(Range{offset, offset + region.round_up(size)});
+}
+
 // See Note [Overstayed].
 bool StartupGuide::overstayed(Tick now, const StaticPool& pool, const StaticPool& region) {
   for (; ended_ < by_end_.size(); ++ended_) {

@@ -55,6 +55,10 @@ class StartupGuide {
     return lies_there ? Range{r.offset, r.offset + size} : Range{};
   }
 
+  // The addresses of start-up request `i`, of `size` bytes, in the resident region if they are idle
+  // and lack memory.
+  Range lacking_in_region(plan::StartupIndex i, Bytes size, const StaticPool& region) const;
+
   // Continues with another layout of the plan. The resident region stays.
   void relayout(const plan::Plan& plan) {
     requests_ = plan.startup;

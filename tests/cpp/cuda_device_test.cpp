@@ -346,7 +346,7 @@ TEST_F(CudaDevice, APoolBeginsWithAPartOfItsMemory) {
 TEST_F(CudaDevice, AMovablePieceLosesMemoryAndGetsItBack) {
   device::CudaMemory memory(0);
   constexpr Bytes kChunk = 4 * kMiB;
-  auto* piece = static_cast<std::byte*>(memory.allocate_movable(100 * kMiB, kChunk));
+  auto* piece = static_cast<std::byte*>(memory.allocate_movable(100 * kMiB, 100 * kMiB, kChunk));
   ASSERT_NE(piece, nullptr);
   EXPECT_FALSE(memory.can_grow(piece));
   EXPECT_EQ(standin_used(0), 100u << 20);
@@ -368,14 +368,14 @@ TEST_F(CudaDevice, AMovablePieceLosesMemoryAndGetsItBack) {
   EXPECT_EQ(standin_reservations(), 0);
 
   standin_fail("cuMemCreate", 3, kCudaOutOfMemory, 1);
-  EXPECT_EQ(memory.allocate_movable(100 * kMiB, kChunk), nullptr);
+  EXPECT_EQ(memory.allocate_movable(100 * kMiB, 100 * kMiB, kChunk), nullptr);
   standin_fail("cuMemSetAccess", 1, kCudaInvalidValue, 1);
-  EXPECT_EQ(memory.allocate_movable(100 * kMiB, kChunk), nullptr);
+  EXPECT_EQ(memory.allocate_movable(100 * kMiB, 100 * kMiB, kChunk), nullptr);
   EXPECT_EQ(standin_used(0), 0u);
   EXPECT_EQ(standin_reservations(), 0);
   EXPECT_EQ(memory.held().all.bytes.current, 0);
   ASSERT_TRUE(memory.use_virtual(device::VirtualPools::kNone));
-  EXPECT_EQ(memory.allocate_movable(100 * kMiB, kChunk), nullptr) << "plain memory";
+  EXPECT_EQ(memory.allocate_movable(100 * kMiB, 100 * kMiB, kChunk), nullptr) << "plain memory";
 }
 
 TEST_F(CudaDevice, ASegmentThatGetsTooLittleMemoryKeepsNone) {

@@ -86,7 +86,8 @@ TEST(HostMemory, APoolBeginsWithAPartOfItsMemory) {
 
 TEST(HostMemory, AMovablePieceLosesMemoryAndGetsItBack) {
   HostMemory memory(64 * kMiB);
-  auto* piece = static_cast<unsigned char*>(memory.allocate_movable(40 * kMiB, 2 * kMiB));
+  auto* piece =
+      static_cast<unsigned char*>(memory.allocate_movable(40 * kMiB, 40 * kMiB, 2 * kMiB));
   ASSERT_NE(piece, nullptr);
   EXPECT_FALSE(memory.can_grow(piece));
   EXPECT_EQ(memory.available(), 24 * kMiB);
@@ -96,7 +97,7 @@ TEST(HostMemory, AMovablePieceLosesMemoryAndGetsItBack) {
   EXPECT_EQ(memory.available(), 44 * kMiB);
   EXPECT_EQ(piece[10 * kMiB - 1], 1);
   EXPECT_EQ(piece[30 * kMiB], 1);
-  EXPECT_EQ(memory.allocate_movable(45 * kMiB, 2 * kMiB), nullptr) << "the limit";
+  EXPECT_EQ(memory.allocate_movable(45 * kMiB, 45 * kMiB, 2 * kMiB), nullptr) << "the limit";
   ASSERT_TRUE(memory.attach(piece, {20 * kMiB, 30 * kMiB}));
   std::memset(piece + 20 * kMiB, 2, 10 * kMiB);
   EXPECT_EQ(memory.available(), 34 * kMiB);
