@@ -130,6 +130,10 @@ class Pools {
   // Gives memory to the chunks of the resident region that hold `r`, as far as the device has it,
   // at the cost of what the fallback caches. False if none of them lacks any, or the device does.
   bool provide_resident(Range r);
+  // The bytes that the resident region still lacks.
+  Bytes promised() const {
+    return resident_ ? resident_->space.size() - resident_->space.memory() : 0;
+  }
   // `wish` may be empty. `release_cached`: at the cost of memory that the fallback caches.
   bool provide(Range r, Range wish, MovingMemory::Means means, bool release_cached);
   void return_end() {

@@ -215,7 +215,7 @@ MovingMemory::Means Serving::means(Bytes size) const {
   // A layout with dynamic requests has more addresses than the run ever uses at once.
   const Bytes load = std::max({profiled_load_, accounting_.most_live(), accounting_.live() + size});
   const Bytes most = std::max(load + unused(load), accounting_.most_reserved());
-  const Bytes reserved = accounting_.reserved() + std::max<Bytes>(0, unnoted_);
+  const Bytes reserved = accounting_.reserved() + std::max<Bytes>(0, unnoted_) + pools_.promised();
   // The run has held so much before.
   const Bytes known = std::max<Bytes>(0, accounting_.most_reserved() - reserved);
   const Bytes spare = std::max(known, std::clamp<Bytes>(most - reserved, 0, rest));
