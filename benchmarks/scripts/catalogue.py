@@ -245,9 +245,9 @@ SCRIPTS: tuple[Script, ...] = (
         "huggingface/pytorch-image-models",
         "train.py",
         "--data-dir pictures --model resnet10t --num-classes 2 --img-size 64 --batch-size 8 "
-        "--epochs 2 --workers 0 --device cpu",
+        "--epochs 2 --workers 1 --device cpu",
         "--data-dir pictures --model vit_base_patch16_224 --num-classes 2 --batch-size 8 "
-        "--epochs 2 --workers 0",
+        "--epochs 2 --workers 1",
         data="pictures",
         note="random pictures",
     ),
@@ -259,7 +259,7 @@ SCRIPTS: tuple[Script, ...] = (
         "--trainer.accelerator cpu",
         "--trainer.max_epochs 2 --trainer.limit_train_batches 40 --trainer.limit_val_batches 10 "
         "--data.batch_size 512",
-        data="mnist-60000",
+        data="lightning-mnist",
         note=_RANDOM_MNIST,
     ),
     Script(
@@ -308,7 +308,8 @@ SCRIPTS: tuple[Script, ...] = (
         "karpathy/nanoGPT",
         "train.py",
         None,
-        "--backend=gloo --compile=False --eval_iters=2 --eval_interval=20 --max_iters=30 "
+        "--backend=gloo --compile=False --eval_iters=2 --eval_interval=12 --max_iters=24 "
+        "--always_save_checkpoint=False "
         "--gradient_accumulation_steps=4",
         data="nanogpt",
         processes=2,

@@ -85,13 +85,13 @@ def _characters(copy: Path, machine: str, kept: Path) -> None:
 
 def _mnist(copy: Path, machine: str, kept: Path) -> None:
     """The four files in MNIST's format. The last batch of an epoch is smaller, as there."""
-    for folder in (copy / "data", copy / "examples" / "pytorch" / "Datasets", copy / "Datasets"):
-        _write_mnist(folder, 25 * 64 + 16 if machine == "cpu" else 25 * 512 + 128)
+    _write_mnist(copy / "data", 25 * 64 + 16 if machine == "cpu" else 25 * 512 + 128)
 
 
-def _mnist_of_full_size(copy: Path, machine: str, kept: Path) -> None:
+def _lightning_mnist(copy: Path, machine: str, kept: Path) -> None:
     """The same with 60,000 images, since the script splits that number."""
-    for folder in (copy / "data", copy / "examples" / "Datasets", copy / "examples" / "pytorch"):
+    examples = copy / "examples"
+    for folder in (examples / "Datasets", examples / "pytorch" / "basics" / "data"):
         _write_mnist(folder, 60_000)
 
 
@@ -213,6 +213,7 @@ def _model(kind: str, machine: str, kept: Path) -> Path:
             **shape, intermediate_size=4 * width, num_key_value_heads=2, tie_word_embeddings=True
         )
         model = transformers.Qwen2ForCausalLM(config)
+    transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
     _tokenizer(folder, vocabulary)
     return folder
@@ -290,7 +291,7 @@ DATA: dict[str, Maker] = {
     "nanogpt": _nanogpt,
     "characters": _characters,
     "mnist": _mnist,
-    "mnist-60000": _mnist_of_full_size,
+    "lightning-mnist": _lightning_mnist,
     "wikitext": _wikitext,
     "lightning-text": _lightning_text,
     "sines": _sines,

@@ -134,6 +134,9 @@ def _collected(script: Script, found: Path) -> Run:
     figures = [json.loads(path.read_text()) for path in found.iterdir()]
     if script.processes > 1:
         figures = [each for each in figures if each["rank"] is not None]
+    else:  # a script may start others, which train nothing
+        figures.sort(key=lambda each: ("status" in each, each["steps"], each.get("load", 0)))
+        figures = figures[-1:]
     if not figures:
         return {}
     figures.sort(key=lambda each: int(each["rank"] or 0))
