@@ -185,7 +185,7 @@ SCRIPTS: tuple[Script, ...] = (
         "siamese",
         _EXAMPLES,
         "siamese_network/main.py",
-        "--epochs 2 --no-accel --batch-size 32 --test-batch-size 100",
+        "--epochs 1 --no-accel --batch-size 32 --test-batch-size 100",
         "--epochs 2 --batch-size 512",
         data="mnist",
         note=_RANDOM_MNIST,

@@ -4,7 +4,8 @@ The script that is measured stays as it is. Two variables tell what to do:
 
 - SCRIPTS_PROBE: the folder of the figures. Without it, this module does nothing.
 - SCRIPTS_DIGEST: if set, a digest of all parameters after each step of an optimizer is taken. It
-  reads memory in place, and requests none of torch's allocator.
+  reads memory in place, and requests none of torch's allocator. The generators of Python and NumPy
+  get a seed, since some scripts set only torch's.
 - SCRIPTS_PRETENDED: if set, cuDNN is off. A pretended GPU has none.
 """
 
@@ -68,8 +69,13 @@ def _write(folder: Path, process: int) -> None:
 
 def _begin(folder: Path) -> None:
     if os.environ.get("SCRIPTS_DIGEST"):
+        import random
+
+        import numpy as np
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        random.seed(0)
+        np.random.seed(0)
         register_optimizer_step_post_hook(_take)
     if os.environ.get("SCRIPTS_PRETENDED"):
         import torch
