@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 def main() -> int:
     """The command line."""
     args = _parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # runs end, too
     if args.list:
         for script in SCRIPTS:
             print(f"{script.name}: {script.repository}, {script.path}")

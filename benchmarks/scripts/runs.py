@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -61,7 +62,7 @@ def _run(
     cache: Path,
     timeout: int,
 ) -> Run:
-    copy, found = work / "copy" / script.name, work / "found"
+    copy, found = work / "copy" / script.name, work / "found" / f"{script.name}.{machine}.{way}"
     for folder in (copy, found):
         shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(sources / script.checkout, copy, ignore=_UNUSED, symlinks=True)
@@ -80,6 +81,7 @@ def _run(
         **script.environment,
     }
     environment["SCRIPTS_DIGEST" if machine == "cpu" else "SCRIPTS_PRETENDED"] = "1"
+    environment["STANDIN_DEVICES"] = str(script.processes)  # of the pretended kind
     if way == "expandable":
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     paths = [str(_PROBE), *(str(copy / path) for path in script.paths)]
@@ -115,8 +117,11 @@ def _call(
         try:
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return process.wait()
+            return -signal.SIGKILL
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _command(script: Script, machine: str, way: str, copy: Path) -> list[str]:
