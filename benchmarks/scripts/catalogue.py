@@ -287,25 +287,6 @@ SCRIPTS: tuple[Script, ...] = (
         note=f"two processes; {_RANDOM_MODEL}; {_FORK}",
     ),
     Script(
-        "run-clm-fsdp2",
-        _TRANSFORMERS,
-        _RUN_CLM,
-        f"{_CLM} {_TRAINER} --block_size 128 --max_steps 40 --eval_steps 20 --use_cpu "
-        "--per_device_train_batch_size 2 --ddp_backend gloo --save_strategy no",
-        None,
-        data="causal",
-        processes=2,
-        start=".",
-        environment={
-            "ACCELERATE_USE_FSDP": "true",
-            "FSDP_VERSION": "2",
-            "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-            "FSDP_TRANSFORMER_CLS_TO_WRAP": "GPT2Block",
-            "FSDP_RESHARD_AFTER_FORWARD": "true",
-        },
-        note=f"two processes, FSDP2 by accelerate's variables; {_RANDOM_MODEL}; {_FORK}",
-    ),
-    Script(
         "nanogpt-ddp",
         "karpathy/nanoGPT",
         "train.py",
