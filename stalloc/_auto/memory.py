@@ -46,6 +46,7 @@ class DeviceMemory:
             segments is not None and segments.has_virtual_memory
         )
         self.peak = Peak()
+        self._given_back = 0  # bytes by torch, since the process began
         self._has_served = False  # then torch's own peaks contain the plan's pool
 
     def record_peak(self) -> None:
@@ -55,9 +56,14 @@ class DeviceMemory:
             reserved = torch.cuda.max_memory_reserved(self._adapter.name)
             live = torch.cuda.max_memory_allocated(self._adapter.name)
             is_thrifty = self._segments is not None and self._segments.are_on
+            given_back = torch.cuda.memory_stats(self._adapter.name)["reserved_bytes.all.freed"]
             self.peak = Peak(
-                max(self.peak.reserved, reserved), max(self.peak.live, live), is_thrifty
+                max(self.peak.reserved, reserved),
+                max(self.peak.live, live),
+                is_thrifty,
+                is_strained=is_thrifty and given_back > self._given_back,
             )
+            self._given_back = given_back
 
     def shortage(self, proposal: Proposal, *, first: bool, filled: bool = True) -> str | None:
         """The reason if the run would need more than torch's peak as the plan goes into force.

@@ -64,7 +64,8 @@ class Proposal:
     Attributes:
         plan: The plan.
         load: Live at the peak of an iteration.
-        before: Reserved by torch at that peak: by its policy, or less if that was measured.
+        before: Reserved by torch at that peak: by its policy, or less if that was measured and is
+            going to last.
         after: The same under the plan: the pool, and the most that is live beside it. The two may
             come at different times, so this is no less than the plan takes.
         entering: The pool and all that is live beside it where an iteration begins that is the
@@ -114,11 +115,14 @@ class Peak:
         reserved: Of the device.
         live: In use.
         is_thrifty: Torch has given back what was idle before it reserved more than ever.
+        is_strained: It did so in the last iteration, too. It does so a limited number of times, so
+            it is going to reserve more than it has.
     """
 
     reserved: int = 0
     live: int = 0
     is_thrifty: bool = False
+    is_strained: bool = False
 
 
 def propose(
@@ -157,7 +161,7 @@ def candidates(
     live = _LiveOn(trace)
     peak = peak or Peak()
     reserved = torch.reserved
-    if 0 < torch.load <= peak.live:
+    if 0 < torch.load <= peak.live and not peak.is_strained:
         # Blocks that are live beside the recorded requests are the same under a plan.
         reserved = min(reserved, peak.reserved - (peak.live - torch.load))
 

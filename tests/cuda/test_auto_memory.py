@@ -15,6 +15,9 @@ from isolation import isolated
 from training_cuda import Trainer
 
 import stalloc
+from stalloc._adapters import adapter
+from stalloc._auto.memory import DeviceMemory
+from stalloc._auto.segments import Segments
 
 MIB = 1 << 20
 
@@ -556,3 +559,27 @@ def test_workspaces_are_requested_only_where_they_may_be() -> None:
     torch.use_deterministic_algorithms(False)
     request_workspaces(torch.nn.Linear(8, 8).cuda(), device)
     assert reserved() > before
+
+
+@isolated
+def test_a_peak_is_strained_while_idle_pages_go_in_each_iteration() -> None:
+    segments = Segments(adapter("cuda:0"))
+    memory = DeviceMemory(adapter("cuda:0"), segments)
+    segments.consider(torch.nn.Linear(8192, 8192, device="meta"))  # 256 MiB
+    assert segments.are_on
+
+    def block(mib: int) -> torch.Tensor:
+        return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+    def iteration(larger: int) -> bool:
+        """Frees 400 MiB between two blocks that stay; then asks for more."""
+        first, idle, last = block(48), block(400), block(48)
+        del idle
+        other = block(larger)
+        del first, last, other
+        memory.record_peak()
+        return memory.peak.is_strained
+
+    assert [iteration(480) for _ in range(3)] == [True] * 3
+    assert [iteration(400) for _ in range(3)][1:] == [False] * 2
+    segments.restore()

@@ -80,6 +80,17 @@ def test_a_plan_has_to_save_of_what_torch_was_measured_to_reserve() -> None:
 
 
 @isolated
+def test_a_measured_peak_that_will_not_last_is_no_measure() -> None:
+    trace = recorded(keeps=False)
+    best = propose(trace, 0.1, lambda _: True)[0]
+    for is_strained in (False, True):
+        peak = Peak(best.after, best.load, is_thrifty=True, is_strained=is_strained)
+        found = propose(trace, 0.1, lambda _: True, peak)
+        assert bool(found) == is_strained
+    assert found[0].before == best.before, "as the model of torch says"
+
+
+@isolated
 def test_a_plan_of_changing_requests_has_to_save_much_where_torch_is_thrifty() -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 2048))
     with stalloc.profile(model, device="cpu") as prof:

@@ -1,0 +1,89 @@
+"""Python imports this at its start: it writes the figures of a process at its end.
+
+The script that is measured stays as it is. Two variables tell what to do:
+
+- SCRIPTS_PROBE: the folder of the figures. Without it, this module does nothing.
+- SCRIPTS_DIGEST: if set, a digest of all parameters after each step of an optimizer is taken. It
+  reads memory in place, and requests none of torch's allocator. The generators of Python and NumPy
+  get a seed, since some scripts set only torch's.
+- SCRIPTS_PRETENDED: if set, cuDNN is off. A pretended GPU has none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+_digest = hashlib.blake2b(digest_size=16)
+_steps = 0
+
+
+def _take(optimizer: Any, *_: object) -> None:
+    """Adds the bytes of an optimizer's parameters to the digest."""
+    global _steps
+    _steps += 1
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            local = getattr(parameter, "_local_tensor", parameter)
+            if local.device.type == "cpu" and local.numel() > 0:
+                storage = local.untyped_storage()
+                view = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+                _digest.update(view)
+
+
+def _figures() -> dict[str, Any]:
+    torch = sys.modules["torch"]
+    figures: dict[str, Any] = {
+        "rank": os.environ.get("RANK"),
+        "steps": _steps,
+        "digest": _digest.hexdigest(),
+        "torch": torch.__version__,
+    }
+    cuda = torch.cuda.is_initialized()
+    if cuda:
+        device = torch.cuda.current_device()
+        figures["load"] = torch.cuda.memory_stats(device)["requested_bytes.all.peak"]
+        figures["reserved"] = torch.cuda.max_memory_reserved(device)
+        with contextlib.suppress(AttributeError):  # a GPU that is not pretended
+            peak = ctypes.CDLL(None).standin_peak
+            peak.restype = ctypes.c_uint64
+            figures["device"] = peak(device)
+    if "stalloc" in sys.modules:
+        stalloc = sys.modules["stalloc"]
+        figures["status"] = stalloc.status()
+        figures["stats"] = stalloc.memory_stats("cuda" if cuda else "cpu")
+    return figures
+
+
+def _write(folder: Path, process: int) -> None:
+    if os.getpid() == process and "torch" in sys.modules:
+        (folder / f"{process}.json").write_text(json.dumps(_figures()))
+
+
+def _begin(folder: Path) -> None:
+    if os.environ.get("SCRIPTS_DIGEST"):
+        import random
+
+        import numpy as np
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        random.seed(0)
+        np.random.seed(0)
+        register_optimizer_step_post_hook(_take)
+    if os.environ.get("SCRIPTS_PRETENDED"):
+        import torch
+
+        torch.backends.cudnn.enabled = False
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    atexit.register(_write, folder, os.getpid())
+
+
+if "SCRIPTS_PROBE" in os.environ:
+    _begin(Path(os.environ["SCRIPTS_PROBE"]))
