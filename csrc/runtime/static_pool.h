@@ -184,6 +184,7 @@ class StaticPool {
     Offset offset = 0;
     Bytes size = 0;  // rounded up
     StreamId stream = 0;
+    bool is_new = false;  // it has not outlived an iteration yet
   };
   struct LiveRows {
     std::vector<LiveDecision> decisions;  // without `turns`

@@ -137,7 +137,9 @@ std::vector<StaticPool::Leftover> StaticPool::leftovers() const {
     const bool is_old = block.iteration < iteration_ || block.origin == Departures::kUnplanned;
     if (!is_old || is_turn || !block.stray || block.slot_class != kNone) continue;
     // A smaller one is not worth a layout.
-    if (block.size >= memory() / kSmallPart) result.push_back({offset, block.size, block.stream});
+    if (block.size < memory() / kSmallPart) continue;
+    const bool is_new = block.iteration + 1 >= iteration_;
+    result.push_back({offset, block.size, block.stream, is_new});
   }
   std::ranges::sort(result, {}, &Leftover::offset);
   return result;
