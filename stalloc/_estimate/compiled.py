@@ -80,20 +80,17 @@ class _Compiler:
         gpu.compiled = 0
         self._forget()
         patches.then(lambda: self._forget(all_code=True))
+        _replayed_at_random()
         self._errors(patches)
         self._devices(patches)
         self._code(patches)
 
     def trace(self, compile_: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compiles a frame, which runs as it is if that fails."""
-        from torch._dynamo import exc
-
-        expected = (exc.SkipFrame, exc.Unsupported, exc.RestartAnalysis)
         try:
             return compile_(*args, **kwargs)
         except Exception as error:
-            if not isinstance(error, expected):
-                self._fails(error)
+            self._fails(error)
             raise
 
     def generate(self, compile_fx: Any, graph: Any, inputs: Any, *args: Any, **options: Any) -> Any:
@@ -107,21 +104,32 @@ class _Compiler:
         try:
             result = compile_fx(graph, inputs, config_patches={**wanted, **_SETTINGS})
         except Exception as error:
-            self._fails(error)
+            if not self._fails(error):
+                raise
             return graph.forward
         self.gpu.values.note(READ, _COMPILED + (_UNTUNED if tuned else ""))
         return result
 
-    def _fails(self, error: BaseException) -> None:
+    def _fails(self, error: Exception) -> bool:
+        """Notes an error, but for one by which the compiler begins again, or leaves a frame."""
+        from torch._dynamo import exc
+
+        if isinstance(error, exc.SkipFrame | exc.Unsupported | exc.RestartAnalysis):
+            return False
         reason = (str(error).strip().splitlines() or [""])[0][:_MOST_SAID]
         self.gpu.values.note(READ, f"a part as it is, for {type(error).__name__}: {reason}")
+        return True
 
     def _errors(self, patches: Patches) -> None:
         from torch._dynamo import config, convert_frame
+        from torch._functorch import config as functorch
 
         left = contextlib.ExitStack()
         patches.then(left.close)
         left.enter_context(config.patch(suppress_errors=True))
+        # A GPU's generators would be inputs of the code; their states are on the host either way.
+        if hasattr(functorch, "graphsafe_rng_functionalization"):
+            left.enter_context(functorch.patch(graphsafe_rng_functionalization=False))
         log = logging.getLogger(convert_frame.__name__)
         left.callback(log.setLevel, log.level)
         log.setLevel(logging.ERROR)
@@ -250,6 +258,23 @@ def _triton() -> Iterator[None]:
     finally:
         for name in made:
             del sys.modules[name]
+
+
+def _replayed_at_random() -> None:
+    """Recomputation draws the same numbers again, of which there are none."""
+    from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+
+    def saved(gpu: PretendedGpu, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        with gpu:
+            return torch.cuda.get_rng_state(), operator(*args, **kwargs)
+
+    def restored(gpu: PretendedGpu, _: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        with gpu:
+            return operator(*args, **kwargs)
+
+    for operator, answer in ((run_and_save_rng_state, saved), (run_with_rng_state, restored)):
+        if PretendedGpu not in operator.python_key_table:
+            operator.py_impl(PretendedGpu)(answer)
 
 
 class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
