@@ -36,6 +36,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.variable import Variable
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stalloc._estimate import flexible
 from stalloc._estimate.gpu import PretendedGpu, own_gpu
 from stalloc._estimate.streams import Context
 from stalloc._frameworks.patches import Patches
@@ -59,7 +60,7 @@ def patch(patches: Patches, gpu: PretendedGpu) -> None:
 
     @functools.wraps(compile_)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        with unrecorded(), _no_backward():
+        with unrecorded(), _no_backward(), _own_functions():
             if not prepared:
                 prepared.append(_Compiler(patches, gpu))
             return prepared[0].trace(compile_, *args, **kwargs)
@@ -80,13 +81,20 @@ class _Compiler:
         gpu.compiled = 0
         self._forget()
         patches.then(lambda: self._forget(all_code=True))
-        _replayed_at_random()
+        _nested_code()
         self._errors(patches)
         self._devices(patches)
         self._code(patches)
 
     def trace(self, compile_: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compiles a frame, which runs as it is if that fails."""
+        from torch._C._dynamo import eval_frame
+        from torch._dynamo.types import ConvertFrameReturn
+
+        if args[0] is flexible.attended_code():
+            skip = eval_frame._FrameAction.SKIP
+            skipped = eval_frame._FrameExecStrategy(skip, skip)
+            return ConvertFrameReturn(frame_exec_strategy=skipped)
         try:
             return compile_(*args, **kwargs)
         except Exception as error:
@@ -260,8 +268,8 @@ def _triton() -> Iterator[None]:
             del sys.modules[name]
 
 
-def _replayed_at_random() -> None:
-    """Recomputation draws the same numbers again, of which there are none."""
+def _nested_code() -> None:
+    """Code within code: recomputation draws its numbers again, of which there are none."""
     from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
     def saved(gpu: PretendedGpu, operator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -272,9 +280,34 @@ def _replayed_at_random() -> None:
         with gpu:
             return operator(*args, **kwargs)
 
-    for operator, answer in ((run_and_save_rng_state, saved), (run_with_rng_state, restored)):
+    for operator, answer in {run_and_save_rng_state: saved, run_with_rng_state: restored}.items():
         if PretendedGpu not in operator.python_key_table:
             operator.py_impl(PretendedGpu)(answer)
+
+
+@contextlib.contextmanager
+def _own_functions() -> Iterator[None]:
+    """Gives torch its functions back that the compiler knows, in the place of those in Python."""
+    now = [(owner, name, vars(owner).get(name)) for owner, name, _ in _KNOWN]
+    for owner, name, own in _KNOWN:
+        setattr(owner, name, own)
+    try:
+        yield
+    finally:
+        for owner, name, value in now:
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+_KNOWN: list[tuple[Any, str, Any]] = [
+    *(
+        (Tensor, name, getattr(Tensor, name))
+        for name in ("to", "cuda", "isfinite", "record_stream")
+    ),
+    *((torch, name, getattr(torch, name)) for name in ("tensor", "isfinite")),
+]
 
 
 class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
