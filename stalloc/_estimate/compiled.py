@@ -235,7 +235,8 @@ class _Compiler:
         if all_code:
             dynamo.reset()
         trace_rules.clear_lru_cache()
-        for function in (TorchInGraphFunctionVariable._get_handlers, DeviceProperties.create):
+        handlers = getattr(TorchInGraphFunctionVariable, "_get_handlers", None)
+        for function in (handlers, DeviceProperties.create):
             clear = getattr(function, "cache_clear", None)
             if clear is not None:
                 clear()
