@@ -114,6 +114,24 @@ def test_compiled_parts_and_their_settings() -> None:
 
 
 @isolated
+def test_layers_share_their_code() -> None:
+    from torch._dynamo.utils import counters
+
+    def each(model: Any) -> Any:
+        for block in model:
+            block.compile(fullgraph=True)
+        return model
+
+    counted = []
+    for count in (2, 12):
+        counters.clear()
+        estimated(each, count=count)
+        counted.append(counters["stats"]["unique_graphs"])
+    # The first layer's input needs no gradient.
+    assert counted == [2, 2]
+
+
+@isolated
 def test_the_first_iteration_has_one_backward() -> None:
     trace = estimated().trace
     backwards = [
