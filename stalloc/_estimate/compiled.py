@@ -401,4 +401,4 @@ def _engine_asks(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_name in ("run_backward", "_engine_run_backward")
 
 
-_BETWEEN = ("__torch_dispatch__", "dispatched", "wrapper", "inner", "_fn")
+_BETWEEN = ("__torch_dispatch__", "__call__", "dispatched", "wrapper", "inner", "_fn")

@@ -177,3 +177,43 @@ def test_script_that_compiles_is_answered(tmp_path: Path) -> None:
     found = {guess["value"] for guess in answer["guesses"] if guess["read"] == "torch.compile"}
     assert found == {"the requests of Inductor's code; its kernels do not run"}
     assert "Traceback" not in done.stderr
+
+
+@isolated
+@pytest.mark.parametrize("way", ["replicated", "sharded"])
+def test_models_of_several_processes_are_compiled(way: str) -> None:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    distributed: Any = dist
+
+    def change(model: Any) -> Any:
+        distributed.init_process_group("nccl")
+        if way == "replicated":
+            return _compile(nn.parallel.DistributedDataParallel(model, device_ids=[0]))
+        for block in model:
+            block.compile()
+            fully_shard(block)
+        return fully_shard(model)
+
+    estimate = stalloc.estimate(training(change), world=4, plan=False)
+    assert set(said(estimate)) == {"the requests of Inductor's code; its kernels do not run"}
+
+
+@isolated
+def test_recomputed_blocks_are_compiled() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Recomputed(nn.Module):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.model:
+                y = nn.functional.dropout(block(x), 0.1)
+                x = checkpoint(block, y, use_reentrant=False)
+            return x
+
+    estimate = estimated(lambda model: _compile(Recomputed(model)))
+    assert set(said(estimate)) == {"the requests of Inductor's code; its kernels do not run"}
