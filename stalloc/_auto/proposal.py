@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -116,7 +116,8 @@ class Peak:
         live: In use.
         is_thrifty: Torch has given back what was idle before it reserved more than ever.
         is_strained: It did so in the last iteration, too. It does so a limited number of times, so
-            it is going to reserve more than it has.
+            it is going to reserve more than it has. This tells nothing of requests that change: the
+            last iteration may be the largest so far.
     """
 
     reserved: int = 0
@@ -161,14 +162,14 @@ def candidates(
     live = _LiveOn(trace)
     peak = peak or Peak()
     reserved = torch.reserved
-    if 0 < torch.load <= peak.live and not peak.is_strained:
+    if 0 < torch.load <= peak.live:
         # Blocks that are live beside the recorded requests are the same under a plan.
         reserved = min(reserved, peak.reserved - (peak.live - torch.load))
 
     def proposal(source: Trace) -> Proposal:
         plan = source.plan(time_limit=time_limit, progress=goes_on)
         most = live.most_beside(plan)
-        return Proposal(
+        found = Proposal(
             plan=plan,
             load=torch.load,
             before=reserved,
@@ -178,6 +179,8 @@ def candidates(
             peak=peak.reserved,
             filling=live.most_while_filling(plan, _SHARED_SEGMENT if peak.reserved > 0 else 0),
         )
+        lasts = found.is_changing or not peak.is_strained
+        return found if lasts else replace(found, before=torch.reserved)
 
     proposals = [proposal(Trace(trace._core.without_frees_of_later_iterations()))]
     if live.freed >= LEAST_GAIN * reserved:

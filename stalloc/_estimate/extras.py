@@ -8,6 +8,9 @@ thread. Two threads multiply, the one that trains and autograd's. Sizes are torc
 `getChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp (2 x 4096 KiB + 8 x 16 KiB; on
 Hopper and Blackwell 8 x 4096 KiB), and CUBLAS_WORKSPACE_CONFIG overrides them.
 
+Compiled code decides some things by trials on the GPU (`stalloc._estimate.compiled`). The allocator
+caches the memory of a trial, and so it is an extra, too.
+
 The context is a range: it depends on the driver and on how many kernels the program has loaded
 (CUDA_MODULE_LOADING=LAZY since CUDA 11.7).
 """
@@ -69,6 +72,23 @@ def nccl(world: int) -> Extra | None:
         "documented in NCCL's environment variables; 1 communicator"
     )
     return Extra("NCCL", 60 * _MIB, 700 * _MIB, source)
+
+
+_CLEARED = 256 * _MIB  # torch/_inductor/runtime/benchmarking.py: L2_cache_size
+
+
+def compiled(padded: int) -> list[Extra]:
+    """The memory of compiled code's trials, and of the largest product that it may pad."""
+    trials = (
+        "at most: the buffer by which Inductor clears the GPU's cache between trials of kernels, "
+        "as large as the cache, or 256 MiB (torch/_inductor/runtime/benchmarking.py)"
+    )
+    copies = (
+        "at most: the copies of the largest product whose sizes are not aligned. Inductor tries "
+        "whether padding is faster (torch/_inductor/fx_passes/pad_mm.py)"
+    )
+    extras = [Extra("torch.compile's trials", 0, _CLEARED, trials)]
+    return extras + ([Extra("torch.compile's padding", 0, padded, copies)] if padded else [])
 
 
 def cublas_workspace(capability: tuple[int, int]) -> int:

@@ -8,21 +8,23 @@ Functions that change the scores are not called, and a buffer that they capture 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import Any
 
 import torch
 
+from stalloc._estimate.gpu import PretendedGpu
 from stalloc._frameworks.patches import Patches
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
-        shape = (*query.shape[:-1], value.shape[-1])
-        out = torch.empty_like(query) if shape == query.shape else query.new_empty(shape)
-        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        inputs = [query, key, value]
+        code = None if torch.compiler.is_compiling() else _compiled_code()
+        out, sums = _results(inputs) if code is None else code(inputs)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.mark_non_differentiable(sums)
         return out, sums
@@ -34,6 +36,39 @@ class _Attention(torch.autograd.Function):
         gradients = tuple(torch.empty_like(x) for x in (query, key, value))
         del products
         return gradients
+
+
+def _results(inputs: Any) -> Any:
+    query, _, value = inputs
+    shape = (*query.shape[:-1], value.shape[-1])
+    out = torch.empty_like(query) if shape == query.shape else query.new_empty(shape)
+    return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+@functools.cache
+def _compiled_code() -> Any:
+    """Calls `_results` as compiled code, which selective checkpointing may keep; or None."""
+    from torch._higher_order_ops import wrap
+
+    operator = getattr(wrap, "inductor_compiled_code", None)
+    kind = getattr(wrap, "InductorCompiledCallable", None)
+    if operator is None or kind is None:
+        return None
+    operator.py_impl(PretendedGpu)(_run_code)
+    return functools.partial(operator, kind(_results))
+
+
+def _run_code(gpu: PretendedGpu, code: Any, inputs: Any, **_: Any) -> Any:
+    with gpu:
+        return code(inputs)
+
+
+def attended_code() -> Any:
+    """The code of the function in the place of flexible attention, which is compiled already."""
+    return _code
+
+
+_code: Any = None
 
 
 def patch(patches: Patches) -> None:
@@ -64,6 +99,9 @@ def patch(patches: Patches) -> None:
             return out, module.AuxOutput(lse=sums if return_aux.lse else None, max_scores=most)
         return (out, sums) if return_lse else out
 
+    global _code
+    _code = attended.__code__
+    _compiled_code()
     for other in list(sys.modules.values()):  # many import it by name
         if vars(other).get("flex_attention") is original:
             patches.replace(other, "flex_attention", attended)

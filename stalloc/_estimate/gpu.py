@@ -85,7 +85,14 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """True once there was an operator on the GPU."""
         self.flops = 0
         """Floating-point operations so far, of those that torch's counter knows."""
+        self.compiled: int | None = None
+        """Bytes of the largest product that compiled code may pad; None if nothing is compiled."""
         self._foreign: list[AbstractContextManager[None]] = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Torch's compiler traces without this mode; what it has compiled runs under it."""
+        return True
 
     def enter_foreign_mode(self) -> None:
         """Torch, or the script, asks for shapes alone: on a GPU it would request nothing."""
@@ -266,14 +273,9 @@ _WRAPPERS = ("torch/_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispat
 Answer = Callable[[PretendedGpu, Any, tuple[Any, ...], dict[str, Any]], Any]
 _ANSWERS: dict[Any, Answer] = {}
 _PRODUCTS = {
-    _ATEN.mm.default,
-    _ATEN.addmm.default,
-    _ATEN.bmm.default,
-    _ATEN.baddbmm.default,
-    _ATEN.addbmm.default,
-    _ATEN.addmv.default,
-    _ATEN.mv.default,
-    _ATEN.dot.default,
+    getattr(getattr(_ATEN, name), overload)
+    for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "addmv", "mv", "dot")
+    for overload in ("default", "out")
 }
 _MIXED = {
     _ATEN.index.Tensor,

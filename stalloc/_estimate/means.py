@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from stalloc._hooks.modules import before_every_forward
+
 Forward = Callable[..., Any]
 
 _LEAST_MOVED = 1 << 20
@@ -59,7 +61,7 @@ class Activations:
             known.update(module.modules())
             self._change(module, changed)
 
-        hook = nn.modules.module.register_module_forward_pre_hook(called)
+        hook = before_every_forward(called)
         try:
             yield
         finally:

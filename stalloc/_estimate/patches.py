@@ -3,7 +3,7 @@
 A torch without CUDA refuses the first mention of a GPU in Python, before any operator runs. These
 functions answer as a machine with one GPU of the given card would; the operators are the business
 of `stalloc._estimate.gpu`. Data loaders read in this process, since there is nothing to overlap
-with. `torch.compile` is left out, and so is saving (`stalloc._estimate.saving`).
+with. Saving is left out (`stalloc._estimate.saving`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from stalloc._estimate import flexible, operators, saving, streams
+from stalloc._estimate import compiled, flexible, operators, saving, streams
 from stalloc._estimate import world as processes
 from stalloc._estimate.cards import Card
 from stalloc._estimate.gpu import PretendedGpu, choose_own_gpu, own_gpu
@@ -74,7 +74,7 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
         _modules(patches, gpu)
         _optimizers(patches)
         _data(patches)
-        _programs(patches, gpu)
+        compiled.patch(patches, gpu)
         flexible.patch(patches)
         processes.patch(patches, gpu.values, world)
         # Some versions of torch open the GPU for the first of these tensors.
@@ -341,15 +341,6 @@ def _data(patches: Patches) -> None:
         begin(self, *args, **kwargs)
 
     patches.replace(loader, "__init__", in_this_process)
-
-
-def _programs(patches: Patches, gpu: PretendedGpu) -> None:
-    def compiled(model: Any = None, **_: Any) -> Any:
-        gpu.values.note("torch.compile", "the model as it is, not compiled")
-        return model if model is not None else lambda function: function
-
-    patches.replace(torch, "compile", compiled)
-    patches.replace(nn.Module, "compile", lambda module, *_, **__: compiled())
 
 
 def _indexed(device: Any) -> Any:

@@ -128,10 +128,11 @@ class Recording:
             extras.context(self._like.capability),
             extras.nccl(1 if self._world is None else self._world.size),
         ]
+        tried = [] if self.gpu.compiled is None else extras.compiled(self.gpu.compiled)
         return answer(
             self.trace,
             card=self.card,
-            extras=tuple(extra for extra in needed if extra is not None),
+            extras=(*(extra for extra in needed if extra is not None), *tried),
             guesses=tuple(self.values.guesses),
             plan=plan,
         )

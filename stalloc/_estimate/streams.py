@@ -8,6 +8,7 @@ order that the script gives its streams.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import torch
@@ -218,9 +219,10 @@ def patch(patches: Patches, cuda: Any, accelerator: Any) -> None:
     }.items():
         patches.replace(cuda, name, value)
     for name, value in {
-        "current_stream": current,
-        "set_stream": enter,
-        "synchronize": synchronize,
+        # Functions of their own: torch's compiler tells them from those of `torch.cuda`.
+        "current_stream": partial(current),
+        "set_stream": partial(enter),
+        "synchronize": partial(synchronize),
     }.items():
         if hasattr(accelerator, name):
             patches.replace(accelerator, name, value)

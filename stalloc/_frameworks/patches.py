@@ -22,6 +22,11 @@ class Patches:
 
     def __init__(self) -> None:
         self._done: list[tuple[object, str, object, object]] = []
+        self._last: list[Callable[[], None]] = []
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Calls a function once everything is put back."""
+        self._last.append(call)
 
     def replace(self, owner: object, name: str, value: object) -> None:
         """Puts a value in the place of `owner.name`, which may be its own or inherited."""
@@ -55,6 +60,8 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
+        while self._last:
+            self._last.pop()()
 
 
 class Argument:

@@ -58,7 +58,7 @@ class Handle:
 
 def before_forward(module: nn.Module, hook: Hook, *, with_kwargs: bool = False) -> Handle:
     """Calls `hook` before each forward of `module`, and before all other hooks."""
-    key = next(_keys)
+    key = _free_key(module)
     if with_kwargs:
         module._forward_pre_hooks_with_kwargs[key] = True  # type: ignore[index]
     module._forward_pre_hooks[key] = hook  # type: ignore[index]
@@ -68,7 +68,7 @@ def before_forward(module: nn.Module, hook: Hook, *, with_kwargs: bool = False) 
 
 def after_forward(module: nn.Module, hook: Hook) -> Handle:
     """Calls `hook` after each forward of `module`, also after one that raised."""
-    key = next(_keys)
+    key = _free_key(module)
     module._forward_hooks_always_called[key] = True  # type: ignore[index]
     module._forward_hooks[key] = hook  # type: ignore[index]
     return _on_module(module, key)
@@ -103,6 +103,16 @@ def _in(hooks: MutableMapping[Any, Any], hook: Hook, key: str = "") -> Handle:
         _count(-1)
 
     return Handle(remove)
+
+
+def _free_key(module: nn.Module) -> str:
+    """A key for a hook of the module: the same one in each module with as many hooks of stalloc's.
+
+    Compiled code is guarded by the keys, and layers share it.
+    """
+    taken = [getattr(module, name) for name in _OF_MODULE]
+    names = (f"{_MARK}of a module {number}" for number in itertools.count())
+    return next(name for name in names if not any(name in hooks for hooks in taken))
 
 
 def _on_module(module: nn.Module, key: str) -> Handle:

@@ -337,3 +337,32 @@ def test_a_script_of_several_processes_is_told_of_the_option(tmp_path: Path) -> 
     done = fits(tmp_path, text, code=2)
     assert done.stderr.splitlines()[-1].startswith("stalloc fits: no answer: train.py:6: ")
     assert "--world N" in done.stderr
+
+
+@isolated
+@pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), (8, 3)])
+def test_each_rank_of_a_parallel_context_has_its_part_of_the_tokens(size: int, rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    seen: set[int] = set()
+
+    def build() -> Any:
+        _distributed.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (size,), mesh_dim_names=("cp",))
+        layer = nn.Linear(64, 3 * 64, device="cuda", dtype=torch.bfloat16)
+
+        def step() -> None:
+            x = torch.zeros(2, 1024, 64, device="cuda", dtype=torch.bfloat16)
+            with context_parallel(mesh, buffers=[x], buffer_seq_dims=[1], no_restore_buffers={x}):
+                seen.add(x.shape[1])
+                parts = layer(x).view(2, -1, 3, 2, 32).permute(2, 0, 3, 1, 4)
+                y = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+                y.sum().backward()
+            layer.zero_grad()
+
+        return step
+
+    estimate = stalloc.estimate(build, world=size, rank=rank, plan=False)
+    assert seen == {1024 // size}
+    assert estimate.parts["weights and buffers"] == 2 * 3 * (64 * 64 + 64)
