@@ -71,7 +71,8 @@ def _row(name: str, args: argparse.Namespace) -> None:
     if not (sources / script.checkout).is_dir():
         print(f"{name}: there is no checkout {sources / script.checkout}", flush=True)
         return
-    row = measure(script, sources, args.machine, work, args.timeout)
+    measured = last_change("csrc", "stalloc")
+    row = {**measure(script, sources, args.machine, work, args.timeout), "measured": measured}
     path.write_text(json.dumps(row, indent=1) + "\n")
     failed = [run["error"] for run in row["runs"].values() if "error" in run]
     print(f"{name}: {failed[0] if failed else 'measured'}", flush=True)
@@ -85,7 +86,7 @@ def _rows(folder: Path, machine: str) -> list[Row]:
 def _write(args: argparse.Namespace) -> None:
     if args.output:
         rows = {machine: _rows(args.rows, machine) for machine in WAYS}
-        args.output.write_text(render(rows, commit=last_change("csrc", "stalloc")))
+        args.output.write_text(render(rows))
 
 
 if __name__ == "__main__":

@@ -14,14 +14,15 @@ _EFFICIENCY = {False: 0.99, True: 0.98}  # by changing shapes
 
 _HEAD = """# Public training scripts, unchanged
 
-Written by `python benchmarks/scripts` at {commit}. Each script is that of a public repository, as
-it is, and runs under `stalloc run SCRIPT`: no plan is given, so it is `stalloc.auto`. The second
-run finds the plan of the first one. Arguments keep runs short, and on the CPU models small. There
-is no network: the files that a script would download have random content.
+Written by `python benchmarks/scripts`. Each script is that of a public repository, as it is, and
+runs under `stalloc run SCRIPT`: no plan is given, so it is `stalloc.auto`. The second run finds the
+plan of the first one. Arguments keep runs short, and on the CPU models small. There is no network:
+the files that a script would download have random content.
 
 On the **CPU** everything is computed, on one core. Results are identical if the parameters after
 each step of an optimizer, and all tensors that are saved, have the same bytes under torch and in
-both runs of stalloc, in all ranks. On the **pretended GPU** nothing is computed; memory is
+both runs of stalloc, in all ranks; the generators of Python and NumPy get a seed, which some
+scripts give torch's alone. On the **pretended GPU** nothing is computed; memory is
 accounted as on a GPU, and cuDNN is off. The table has MiB of the device at the peak of the whole
 run, start-up included. The load is the most that is requested at once, under torch's allocator.
 
@@ -36,19 +37,21 @@ Check = Callable[[Script, Row], bool | None]
 """True if a row meets a target; None if it does not apply."""
 
 
-def render(rows: Mapping[str, Sequence[Row]], *, commit: str) -> str:
+def render(rows: Mapping[str, Sequence[Row]]) -> str:
     """The page about the rows of each machine."""
     lines: list[str] = []
     for machine, title in (("cpu", "CPU"), ("gpu", "Pretended GPU")):
         if not rows[machine]:
             continue
         versions = sorted({run["torch"] for row in rows[machine] for run in _complete(row)})
-        lines += [f"## {title}", "", f"torch {', '.join(versions)}.", ""]
+        commits = sorted({row["measured"] for row in rows[machine]})
+        lines += [f"## {title}", ""]
+        lines += [f"torch {', '.join(versions)}; measured at {', '.join(commits)}.", ""]
         lines += [*summary(machine, rows[machine]), "", *_table(machine, rows[machine]), ""]
-    measured = {row["script"]: row["commit"] for each in rows.values() for row in each}
+    checkouts = {row["script"]: row["commit"] for each in rows.values() for row in each}
     lines += ["## The scripts", ""]
-    lines += [_about(s, measured[s.name]) for s in SCRIPTS if s.name in measured]
-    return _HEAD.format(commit=commit) + "\n".join(lines) + "\n"
+    lines += [_about(s, checkouts[s.name]) for s in SCRIPTS if s.name in checkouts]
+    return _HEAD + "\n".join(lines) + "\n"
 
 
 def summary(machine: str, rows: Sequence[Row]) -> list[str]:

@@ -50,7 +50,7 @@ class Temporaries {
     Tick upper;
   };
 
-  // What happens at a tick: addresses are used, or bytes beside them.
+  // Addresses that are used from a tick on, or bytes beside them.
   struct Use {
     Tick tick = 0;
     Bytes beside = 0;  // negative: they are freed

@@ -521,6 +521,9 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
     note_rearranged(live, false);
     return false;
   }
+  // Results of an evaluation may go as soon as the next ones replace them.
+  const auto is_new = [](const StaticPool::Leftover& l) { return l.is_new; };
+  if (!outgrows && std::ranges::any_of(live.leftovers, is_new)) return false;
   const bool empty = pool.space.live_blocks() == 0;
   using enum Layouts::More;
   const auto more = pools_.can_grow() ? kBehindPool : empty ? kNewPool : kBehindWall;
@@ -540,9 +543,6 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
     const Bytes most = bound + std::max(bound / kMostForFixed, beside);
     if (pools_.memory_with(*layout) > most) layout = nullptr;
   }
-  // Results of an evaluation may go as soon as the next ones replace them.
-  const auto is_new = [](const StaticPool::Leftover& l) { return l.is_new; };
-  if (!outgrows && std::ranges::any_of(live.leftovers, is_new)) return false;
   if (!outgrows && layout) {
     Bytes beside = left;
     for (const plan::Turn& t : live.turns) beside += t.size;

@@ -48,7 +48,7 @@ _DEVICE: Any = torch.ops.prim.device.default
 _META = torch.device("meta")
 
 READ = "torch.compile"
-"""What guesses about compiled code are listed as."""
+"""The name under which guesses about compiled code are listed."""
 
 
 def patch(patches: Patches, gpu: PretendedGpu) -> None:
@@ -371,7 +371,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "assert_alignment": lambda *_: None,
     "get_raw_stream": lambda *_: 0,
 }
-"""What the generated code calls, in the place of functions in C++."""
+"""Functions that the generated code calls, in the place of those in C++."""
 
 
 def _told(dispatch: Any) -> Any:

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <random>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -299,6 +300,60 @@ TEST_F(GrowingEvaluationsTest, OutputsThatPileUpLieAtTheBeginning) {
 }
 
 // A device without virtual memory, or one that is to give plain memory only.
+// A sample that the loop makes, and that the next batch may replace.
+class ResultsTest : public ::testing::Test {
+ protected:
+  ResultsTest() { allocator_.enable(testing::block_of_tokens(kMiB)); }
+
+  void enter_forward() {
+    const std::vector<std::string> names = {"ids.0"};
+    allocator_.loop().set_extents(names, std::vector<std::int64_t>{16});
+    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  }
+  void* allocate(Bytes size) { return allocator_.allocate(size, 0, /*for_training=*/true); }
+  void free(void* p) {
+    EXPECT_TRUE(allocator_.deallocate(p));
+    allocator_.inspect().check();
+  }
+  void train(std::int64_t hits) {
+    const std::int64_t before = allocator_.figures().statistics().hits;
+    enter_forward();
+    free(allocate(16 * kMiB));
+    allocator_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+    allocator_.loop().end_iteration();
+    EXPECT_EQ(allocator_.figures().statistics().hits - before, hits);
+  }
+  void* evaluate() {
+    allocator_.loop().enter_unplanned();
+    allocator_.loop().begin_evaluation();
+    void* result = allocate(12 * kMiB);
+    allocator_.loop().leave_unplanned();
+    return result;
+  }
+
+  device::PretendMemory device_{100 * kMiB, /*grows=*/true};
+  runtime::PlannedAllocator allocator_{device_};
+};
+
+TEST_F(ResultsTest, ThatTheNextBatchReplacesNeedNoMemoryOfTheirOwn) {
+  train(/*hits=*/1);
+  void* result = evaluate();
+  EXPECT_EQ(device_.used(), 16 * kMiB) << "it lies in the pool";
+  enter_forward();
+  free(result);
+  train(/*hits=*/1);
+  EXPECT_EQ(device_.used(), 16 * kMiB);
+}
+
+TEST_F(ResultsTest, ThatOutliveAnIterationGetALayoutAroundThem) {
+  train(/*hits=*/1);
+  void* result = evaluate();
+  train(/*hits=*/0);
+  train(/*hits=*/1);
+  EXPECT_EQ(allocator_.figures().statistics().relayouts, 1);
+  free(result);
+}
+
 TEST_F(EvaluationsTest, APoolOfPlainMemoryLeavesWhatItCannotHoldToTheFallback) {
   allocator_.enable(one_block(2 * kMiB));
   loop().enter_unplanned();

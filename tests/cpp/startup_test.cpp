@@ -592,7 +592,7 @@ TEST_F(StartupRun, PartsOfTheRegionThatNothingCameForGoBack) {
   EXPECT_EQ(device.wrong_releases(), 0);
 }
 
-// Where the device can add memory later. Until then others may have it.
+// If the device can add memory later. Until then others may have it.
 TEST_F(StartupRun, TheRegionGetsMemoryWithItsRequests) {
   const plan::Plan plan = plan_of(weights(kWeights));
   device::PretendMemory device(400 * kMiB, /*grows=*/true);

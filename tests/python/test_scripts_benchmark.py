@@ -69,7 +69,7 @@ def _row(name: str, first: dict[str, Any], second: dict[str, Any]) -> dict[str, 
     torch = {"torch": "2.14.1", "load": 90 << 20, "reserved": 1, "device": 100 << 20}
     expandable = {**torch, "device": 95 << 20}
     ways = {"torch": torch, "expandable": expandable, "first": first, "second": second}
-    return {"script": name, "commit": "0123456", "runs": ways}
+    return {"script": name, "commit": "0123456", "measured": "abcdef0", "runs": ways}
 
 
 def test_page_counts_the_rows_that_meet_each_target() -> None:
@@ -84,7 +84,8 @@ def test_page_counts_the_rows_that_meet_each_target() -> None:
     assert verdicts["hits of the first run at least 99%"] == ("1 of 2", "mnist")
     assert verdicts["hits of the second run at least 99%"] == ("2 of 2", "")
     assert verdicts["peak of the first run at most torch's"] == ("1 of 2", "mnist")
-    page = render({"cpu": [], "gpu": [good, bad, failed]}, commit="abcdef0")
+    page = render({"cpu": [], "gpu": [good, bad, failed]})
+    assert "torch 2.14.1; measured at abcdef0." in page.splitlines()
     line = (
         "| vae | 90.0 | 100.0 | 95.0 | 95.0 | 94.0 | 6 | 100.00% | 100.00% | 0.9950 | 0.9950 | 60 |"
     )
