@@ -53,13 +53,12 @@ class DeviceMemory:
         """Records torch's peak, until a plan first serves. Call it after each iteration."""
         self._has_served = self._has_served or self._adapter.runtime.enabled
         if self._measured and not self._has_served:
-            reserved = torch.cuda.max_memory_reserved(self._adapter.name)
-            live = torch.cuda.max_memory_allocated(self._adapter.name)
+            stats = torch.cuda.memory_stats(self._adapter.name)  # empty before CUDA's first use
             is_thrifty = self._segments is not None and self._segments.are_on
-            given_back = torch.cuda.memory_stats(self._adapter.name)["reserved_bytes.all.freed"]
+            given_back = stats.get("reserved_bytes.all.freed", 0)
             self.peak = Peak(
-                max(self.peak.reserved, reserved),
-                max(self.peak.live, live),
+                max(self.peak.reserved, stats.get("reserved_bytes.all.peak", 0)),
+                max(self.peak.live, stats.get("allocated_bytes.all.peak", 0)),
                 is_thrifty,
                 is_strained=is_thrifty and given_back > self._given_back,
             )
