@@ -14,6 +14,11 @@
 namespace stalloc::plan {
 namespace {
 
+// A tiny temporary of start-up, of at most the alignment, keeps its address for so many ticks
+// longer than in the profile: threads of a communication library free messages when they come to
+// it. 64 of them at most: 32 KiB.
+constexpr Tick kLateTicks = 128;
+
 std::string named(std::size_t row) { return "startup, row " + std::to_string(row) + ": "; }
 
 void check_row(const Plan& plan, std::size_t row) {
@@ -121,6 +126,9 @@ void add_startup(Plan& plan, const profile::Startup& startup, const PhaseMap& ph
                      .upper = s.upper,
                      .stream = s.stream,
                      .law = s.law};
+    if (r.size <= plan.alignment && r.upper < startup.work) {
+      r.upper = std::min(r.upper + kLateTicks, startup.work);
+    }
     if (r.stays() && !s.recurs) {
       r.offset = plan.pool + plan.resident;
       plan.resident += align_up(r.size, plan.alignment);

@@ -701,6 +701,34 @@ TEST_F(StartupRun, ATemporaryThatStaysIsTheOnlyOne) {
   enter(trace::PhaseKind::kForward, 0);
 }
 
+// As threads of a communication library free them.
+TEST_F(StartupRun, TinyTemporariesMayBeFreedLate) {
+  constexpr int kMessages = 12, kLate = 5;
+  TraceBuilder t;
+  t.alloc(kMiB);
+  for (int i = 0; i < kMessages; ++i) t.free(t.alloc(46));
+  t.free(t.alloc(kMiB));
+  for (int i = 0; i < 3; ++i) {
+    t.phase(trace::PhaseKind::kForward, 0);
+    t.free(t.alloc(9 * kMiB));
+    t.step();
+  }
+  const plan::Plan plan = plan_of(t.finish());
+  EXPECT_EQ(plan.pool, 9 * kMiB);
+  EXPECT_EQ(plan.resident, kMiB);
+  allocator_.enable(plan, {.startup = true});
+  enter(trace::PhaseKind::kOther);
+  allocate(kMiB);
+  std::vector<void*> messages;
+  for (int i = 0; i < kMessages; ++i) {
+    messages.push_back(allocate(46));
+    if (i >= kLate) allocator_.deallocate(messages[static_cast<std::size_t>(i - kLate)]);
+  }
+  allocator_.deallocate(allocate(kMiB));
+  allocator_.inspect().check();
+  EXPECT_EQ(allocator_.figures().statistics().startup_requests, kMessages + 2);
+}
+
 TEST_F(StartupRun, ATemporaryWithoutAPlaceLiesInIdleAddresses) {
   TraceBuilder t;
   for (const Bytes size : {9 * kMiB, 3 * kMiB}) {
