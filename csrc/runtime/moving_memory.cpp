@@ -176,12 +176,17 @@ bool MovingMemory::make_room(Room wanted, Means means) {
   const bool moves = !is_spare && size >= kLeastMoved;
   const Bytes given = means.more ? lacking : means.rest;
   Bytes at_most = given;
-  if (moves)
+  if (moves) {
     at_most += movable(outside(kept, space.idle_ranges())) + movable(space.idle_in_regions());
+    if (means.boxes) at_most += movable(space.idle_in_boxes());
+  }
   if (at_most < lacking) return false;
 
   std::vector<Range> gone;
   if (moves) gone = detach_needed_last(lacking + means.cushion, room);
+  if (moves && means.boxes) {
+    for (const Range& r : detach(lacking - sum_of(gone), space.idle_in_boxes())) gone.push_back(r);
+  }
   const Bytes moved = sum_of(gone);
   bool suffices = given + moved >= lacking;
   std::size_t filled = 0;

@@ -32,12 +32,13 @@ class MovingMemory {
 
   // The ways in which a request gets memory.
   struct Means {
-    Bytes spare = 0;    // the device gives so much before memory moves
-    Bytes rest = 0;     // and so much of what is lacking afterwards
-    bool more = false;  // or all of it
-    bool waits = true;  // memory may move
-    bool idle = false;  // idle addresses that have memory do as well
-    Bytes cushion = 0;  // a wait gives the device so much more, for the next requests
+    Bytes spare = 0;     // the device gives so much before memory moves
+    Bytes rest = 0;      // and so much of what is lacking afterwards
+    bool more = false;   // or all of it
+    bool waits = true;   // memory may move
+    bool idle = false;   // idle addresses that have memory do as well
+    bool boxes = false;  // memory of a box whose other requests are live may move, at the very last
+    Bytes cushion = 0;   // a wait gives the device so much more, for the next requests
     bool gives() const { return more || rest > 0; }
   };
   struct Room {

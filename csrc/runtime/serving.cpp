@@ -312,7 +312,8 @@ void Serving::open_zone(bool more) {
   // A wrong layout must not take the device: its requests then get memory one by one.
   const Bytes load = std::max(profiled_load_, accounting_.most_live());
   if (more && wanted / kMostLoads > load) return;
-  if (make_room({wanted, evaluations_.stream(), /*stays=*/false}, {.more = more})) open();
+  const MovingMemory::Means means{.more = more, .boxes = true};
+  if (make_room({wanted, evaluations_.stream(), /*stays=*/false}, means)) open();
 }
 
 void Serving::end_evaluation() {

@@ -201,7 +201,7 @@ bool Serving::provide_resident(plan::StartupIndex i, Bytes size) {
 // moves waits for the device: training must not do so all the time, nor while a stream lags behind.
 MovingMemory::Means Serving::means(Bytes size) const {
   // Work without a forward, such as a checkpoint, gets what the pool has.
-  if (in_evaluation_) return {.more = evaluations_.has_forward()};
+  if (in_evaluation_) return {.more = evaluations_.has_forward(), .boxes = true};
   const bool lags = delayed_ && delayed_->any_waiting();
   const bool waits = !lags && training_moves_ < most_moves();
   const Bytes bound = layouts_.current().bound;

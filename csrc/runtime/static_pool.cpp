@@ -105,6 +105,7 @@ void StaticPool::add_slot_classes(const plan::Plan& plan) {
     slots.stream = c.stream;
     slots.entries.resize(c.count);
     slots.requested.resize(c.count);
+    slots.box.resize(c.count);
     for (SlotNumber i(c.count); i > SlotNumber(0); --i) slots.free.push_back(i - 1);
     claim_entries(slots);
     if (slots.whole.size() > 0) slot_space_.insert(slots.whole);
@@ -113,6 +114,7 @@ void StaticPool::add_slot_classes(const plan::Plan& plan) {
   for (const plan::Decision& d : plan.decisions) {
     if (d.box == kNone) continue;
     if (!d.box.points_into(boxes_)) boxes_.resize((d.box + 1).position());
+    boxes_[d.box].slots = d.slots;
     boxes_[d.box].fillings.resize(d.over > 0 ? kMostFillings : 1);
   }
 }
@@ -146,23 +148,29 @@ Offset StaticPool::place_in_slots(SlotClassIndex c, Bytes size) {
 }
 
 // The slot of a box in which a request finds its addresses idle: the one of this iteration if
-// possible, else a free one, else one that a late free keeps. Null if there is none.
+// possible, else a free one, else one that a late free keeps. Null if there is none, or if that of
+// this iteration lacks memory there.
 StaticPool::Box::Filling* StaticPool::filling_for(const Placed& p, std::int32_t iteration) {
   std::vector<Box::Filling>& fillings = boxes_[p.box].fillings;
   SlotClass& slots = slot_classes_[p.slot_class];
   const auto has_room = [&](const Box::Filling& f) {
     return f.slot != kNone && !f.live.overlaps(in_slot(p));
   };
+  const auto has_memory = [&](const Box::Filling& f) {
+    return absent_.empty() || !absent_.overlaps(range_in(f, p));
+  };
   for (Box::Filling& f : fillings) {
-    if (f.iteration == iteration && has_room(f)) return &f;
+    if (f.iteration == iteration && has_room(f)) return has_memory(f) ? &f : nullptr;
   }
   const auto unused = std::ranges::find(fillings, SlotNumber(kNone), &Box::Filling::slot);
   if (unused != fillings.end() && !slots.free.empty()) {
     unused->slot = slots.free.back();
     slots.free.pop_back();
+    slots.box[unused->slot] = p.box;
     return &*unused;
   }
-  const auto late = std::ranges::find_if(fillings, has_room);
+  const auto late = std::ranges::find_if(
+      fillings, [&](const Box::Filling& f) { return has_room(f) && has_memory(f); });
   return late == fillings.end() ? nullptr : &*late;
 }
 
@@ -172,7 +180,7 @@ Offset StaticPool::fill_box(DecisionIndex d, std::int32_t iteration, const Forei
   if (!filling) return kUnplaced;
   filling->iteration = iteration;
   filling->live.insert(in_slot(p));
-  const Offset offset = slot_classes_[p.slot_class].begin_of(filling->slot) + in_slot(p).begin;
+  const Offset offset = range_in(*filling, p).begin;
   foreign_[offset] = block;
   ++live_;
   return offset;
@@ -207,8 +215,11 @@ void StaticPool::free_in_box(const Foreign& block, Offset offset) {
   const SlotNumber slot = slots.slot_at(offset);
   Box::Filling& filling = *std::ranges::find(boxes_[block.box].fillings, slot, &Box::Filling::slot);
   filling.live.erase(offset - slots.begin_of(slot));
-  if (filling.live.empty()) slots.free.push_back(std::exchange(filling.slot, kNone));
   --live_;
+  if (!filling.live.empty()) return;
+  filling.slot = kNone;
+  slots.box[slot] = kNone;
+  if (!absent_.overlaps(slots.range_of(slot))) slots.free.push_back(slot);
 }
 
 StaticPool::Block StaticPool::block_at(DecisionIndex d, Offset offset) const {

@@ -81,9 +81,10 @@
 // Memory can move within a pool of virtual memory: whole chunks of idle addresses give theirs to
 // the pool's end, where a request gets one range that the idle addresses do not have. A range
 // without memory is a stray without a block, so no request gets its addresses. A slot that lacks
-// memory is not free, and what it has of it may move. A region may be open without all of its
-// memory: its idle addresses are those with memory. A pool with dynamic groups begins without the
-// memory of their regions.
+// memory is not free, and what it has of it may move. A box may lack the memory of addresses
+// without a block: a request that lies there finds them taken. A region may be open without all of
+// its memory: its idle addresses are those with memory. A pool with dynamic groups begins without
+// the memory of their regions.
 //
 // Note [Streams]
 // Idle addresses are divided among the streams permanently: nothing would order another stream's
@@ -278,6 +279,8 @@ class StaticPool {
   Range lacking_memory(GroupIndex g, Bytes size) const;
   // The idle addresses of open regions, ascending. O(n).
   std::vector<Range> idle_in_regions() const;
+  // The addresses without a block of the slots that boxes have, ascending. O(n).
+  std::vector<Range> idle_in_boxes() const;
   // The addresses of the decisions that come in the rest of the phase, in order. O(result).
   std::vector<Range> upcoming() const;
   // The addresses of the region that group `g` uses.
@@ -376,6 +379,7 @@ class StaticPool {
     std::vector<SlotNumber> free;
     IndexedVector<SlotNumber, EntryIndex> entries;
     IndexedVector<SlotNumber, Bytes> requested;  // by the request in each slot
+    IndexedVector<SlotNumber, BoxIndex> box;     // the one in each slot, if any
 
     Offset begin_of(SlotNumber slot) const { return whole.begin + slot.number() * size; }
     SlotNumber slot_at(Offset offset) const { return SlotNumber((offset - whole.begin) / size); }
@@ -387,6 +391,7 @@ class StaticPool {
       std::int32_t iteration = 0;  // the latest in which it got a request
       RangeSet live;               // from the start of the slot
     };
+    SlotClassIndex slots = kNone;
     std::vector<Filling> fillings;  // as many as it may have at once
   };
   static constexpr std::int32_t kBefore = -1;  // the iteration of start-up's generation
@@ -448,6 +453,11 @@ class StaticPool {
   // The addresses of a request of a box, from the start of its slot.
   Range in_slot(const Placed& p) const {
     const Offset begin = p.offset - slot_classes_[p.slot_class].whole.begin;
+    return {begin, begin + p.size};
+  }
+  // The same in the slot of a filling.
+  Range range_in(const Box::Filling& f, const Placed& p) const {
+    const Offset begin = slot_classes_[p.slot_class].begin_of(f.slot) + in_slot(p).begin;
     return {begin, begin + p.size};
   }
   Box::Filling* filling_for(const Placed& p, std::int32_t iteration);

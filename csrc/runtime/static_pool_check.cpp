@@ -138,7 +138,9 @@ void StaticPool::check_slots(std::vector<Range>& taken) const {
       }
       const int users = (entry.live != kNone) + has_stray + (box_in[i] != kNone);
       if (users > 1) fail("a slot has two users");
-      const bool absent = absent_.overlaps(slots.range_of(i));
+      if (box_in[i] != slots.box[i]) fail("a slot and its box disagree");
+      // A box may lack the memory of addresses without a block.
+      const bool absent = box_in[i] == kNone && absent_.overlaps(slots.range_of(i));
       if (users + is_free[i] + absent != 1) fail("a slot and its block disagree");
       if (users == 1 && box_in[i] == kNone) taken.push_back({offset, offset + slots.size});
     }

@@ -51,11 +51,29 @@ void StaticPool::add_unused_slots(RangeSet& idle) const {
     absent_.intersect(slots.whole, [&](Range absent) {
       const SlotNumber last = slots.slot_at(absent.end - 1);
       for (SlotNumber i = std::max(next, slots.slot_at(absent.begin)); i <= last; ++i) {
+        if (slots.box[i] != kNone) continue;
         visit_outside(absent_, slots.range_of(i), [&](Range r) { idle.insert_merged(r); });
         next = i + 1;
       }
     });
   }
+}
+
+std::vector<Range> StaticPool::idle_in_boxes() const {
+  std::vector<Range> idle;
+  for (const Box& box : boxes_) {
+    const SlotClass& slots = slot_classes_[box.slots];
+    for (const Box::Filling& f : box.fillings) {
+      if (f.slot == kNone) continue;
+      const Offset begin = slots.begin_of(f.slot);
+      visit_outside(f.live, {0, slots.size}, [&](Range r) {
+        visit_outside(absent_, {begin + r.begin, begin + r.end},
+                      [&](Range part) { idle.push_back(part); });
+      });
+    }
+  }
+  std::ranges::sort(idle, {}, &Range::begin);
+  return idle;
 }
 
 std::vector<Range> StaticPool::vacate() {
@@ -105,11 +123,12 @@ const RangeSet& StaticPool::planned() const {
   return planned_space_;
 }
 
-// The slot that lacks the least of its memory, of those that lack any.
+// The slot that lacks the least of its memory, of those without a block that lack any.
 Range StaticPool::least_lacking(const SlotClass& slots) const {
   Range found;
   Bytes least = 0;
   for (const SlotNumber i : slots.entries.indices()) {
+    if (slots.box[i] != kNone) continue;
     Bytes lacking = 0;
     absent_.intersect(slots.range_of(i), [&](Range r) { lacking += r.size(); });
     if (lacking == 0 || (found.size() > 0 && lacking >= least)) continue;
@@ -124,6 +143,12 @@ Range StaticPool::lacking_memory(DecisionIndex d, Bytes size) const {
   if (absent_.empty()) return {};
   if (p.slot_class != kNone) {
     const SlotClass& slots = slot_classes_[p.slot_class];
+    if (p.box != kNone) {
+      for (const Box::Filling& f : boxes_[p.box].fillings) {
+        if (f.slot == kNone || f.iteration != iteration_ || f.live.overlaps(in_slot(p))) continue;
+        if (absent_.overlaps(range_in(f, p))) return range_in(f, p);
+      }
+    }
     return slots.free.empty() ? least_lacking(slots) : Range{};
   }
   if (p.state != State::kIdle || !is_current(p)) return {};
@@ -202,7 +227,8 @@ void StaticPool::return_memory(Range r) {
   visit_outside(slot_space_, r, [this](Range outside) { return_idle(outside); });
   return_to_regions(r);
   visit_slots(r, [this](SlotClass& slots, SlotNumber slot) {
-    if (!absent_.overlaps(slots.range_of(slot))) slots.free.push_back(slot);
+    const bool is_free = slots.box[slot] == kNone && !absent_.overlaps(slots.range_of(slot));
+    if (is_free) slots.free.push_back(slot);
   });
 }
 
