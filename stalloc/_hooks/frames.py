@@ -9,7 +9,7 @@ costs about 50 ns a frame and keeps no frame alive.
 from __future__ import annotations
 
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -28,6 +28,17 @@ def module_calls() -> int:
 def optimizer_steps() -> int:
     """Counts the optimizer steps the calling thread is inside of."""
     return _count(_OPTIMIZER_FILE, "wrapper")
+
+
+def stepping_optimizers() -> list[object]:
+    """The optimizers whose steps the calling thread is inside of, outermost first."""
+    optimizers: list[object] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (frame.f_code.co_filename, frame.f_code.co_name) == (_OPTIMIZER_FILE, "wrapper"):
+            optimizers += frame.f_locals.get("args", ())[:1]
+        frame = frame.f_back
+    return optimizers[::-1]
 
 
 def in_autograd_function() -> bool:

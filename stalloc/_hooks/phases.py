@@ -21,7 +21,7 @@ This module does not use torch and holds no tensor. Not thread-safe: the caller 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -291,6 +291,13 @@ class PhaseTracker:
         self._steps.append(id(optimizer))
         if len(self._steps) == 1 and not self._forwards:
             self._switch(OPTIMIZER)
+
+    def join_steps(self, optimizers: Iterable[object]) -> None:
+        """Takes part in steps that are on, outermost first, whose beginning it has missed.
+
+        Their phase began before this iteration. To be called before `begin_forward`.
+        """
+        self._steps = [id(optimizer) for optimizer in optimizers]
 
     def end_step(self, optimizer: object, rootless: bool = False) -> bool:
         """An optimizer's step returned; returns whether it was an iteration's last.

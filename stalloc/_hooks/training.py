@@ -276,8 +276,10 @@ class TrainingHooks:
     ) -> None:
         """Takes part in a call of the root that has begun, whose beginning the hooks have missed.
 
-        To be called from a hook before the root's forward, right after `attach`.
+        To be called from a hook before the root's forward, right after `attach`. The call may be
+        that of a closure, inside of an optimizer's step.
         """
+        self._tracker.join_steps(frames.stepping_optimizers())
         self._root_called(module, args, kwargs)
 
     def end_iteration(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -458,6 +459,31 @@ def test_the_closure_of_lbfgs_has_phases_inside_the_step(sink: RecordingSink) ->
         assert sink.take() == f"optimizer {NEXT} {one.removeprefix('optimizer ')} other"
         model(X)
         assert sink.take() == f"{NEXT} forward 0"
+
+
+def test_hooks_that_join_the_forward_of_a_closure_know_of_its_step(sink: RecordingSink) -> None:
+    """As where a trainer does all of an iteration in closures, and a plan goes into force."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    hooks: list[TrainingHooks] = []
+
+    def closure() -> Tensor:
+        loss = model(X).square().sum()
+        loss.backward()
+        return loss
+
+    def join(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if not hooks:
+            hooks.append(TrainingHooks(sink, model))
+            hooks[0].attach()
+            hooks[0].join_forward(module, args, kwargs)
+
+    with TrainingHooks(RecordingSink(), model, on_forward=join):
+        optimizer.step(closure)
+        assert sink.take() == "other forward 0 backward 0 optimizer other"
+        optimizer.step(closure)
+        assert sink.take() == f"optimizer {NEXT} forward 0 backward 0 optimizer other"
+    hooks[0].detach()
 
 
 def test_an_evaluation_in_a_closure_that_steps_itself_ends_no_iteration(
