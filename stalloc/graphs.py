@@ -119,7 +119,7 @@ class _State:
     ends: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
     captured: Any = None  # the graph that is being captured
     into: PoolId | None = None
-    routes: bool = False  # requests that will live on have a pool of their own
+    routed: Any = None  # the graph whose requests that will live on have a pool of their own
     follows: bool = False  # torch's memory history is on for this capture
     before: list[_Block] = field(default_factory=list)  # blocks of the pool that lived before it
     requests: int = 0  # of the device, before it
@@ -243,8 +243,8 @@ def _patch(state: _State) -> None:
         _core.begin_graph_pool(device, into if ours else (0, 0))
         state.captured, state.into = this, into if ours else None
         try:
-            if ours:
-                _route(state, device, into)
+            if ours and state.routed is None:
+                _route(state, device, into, this)
             # The history of a user who has it on may have begun to forget.
             if ours and not torch._C._cuda_isHistoryEnabled():
                 state.before = state.pools[into].live() if state.pools[into].captures else []
@@ -252,7 +252,7 @@ def _patch(state: _State) -> None:
                 state.follows, state.requests = True, _requests(device)
             begin(this, *given_on, *args, **kwargs)
         except BaseException:
-            if (held := _left(state, device)) is not None:
+            if (held := _left(state, device, this)) is not None:
                 held()
             raise
 
@@ -266,14 +266,14 @@ def _patch(state: _State) -> None:
             if state.follows:
                 followed = _uses(device, state.before, _requests(device) - state.requests)
         finally:
-            held = _left(state, device)
+            held = _left(state, device, this)
             if held is not None:
                 state.ends[this] = weakref.finalize(this, held)
                 state.ends[this].atexit = False
         if into is None:
             return
         state.ordered.add(this)
-        if followed and state.module:
+        if followed and state.module and held is not None:
             state.module.learn_graph_lives(followed.lives)
         try:
             kept += state.pools[into].live()
@@ -331,7 +331,7 @@ def _make(state: _State) -> tuple[PoolId, Any]:
     return tuple(made.id), made  # type: ignore[return-value]
 
 
-def _route(state: _State, device: int, into: PoolId) -> None:
+def _route(state: _State, device: int, into: PoolId, graph: Any) -> None:
     """What will live on after the capture into a pool goes to the one beside it."""
     pool = state.pools[into]
     if state.module is None:
@@ -341,17 +341,17 @@ def _route(state: _State, device: int, into: PoolId) -> None:
         pool.ids.append(kept)
         pool.made.append(made)
     if pool.kept is not None:
-        state.routes = True
+        state.routed = graph
         state.module.begin_graph_routes(device, into, pool.kept, pool.captures)
 
 
-def _left(state: _State, device: int) -> Callable[[], None] | None:
+def _left(state: _State, device: int, graph: Any) -> Callable[[], None] | None:
     """A capture has ended, or failed. Returns what its graph does when it goes."""
     state.captured, into, state.into = None, state.into, None
     held = None
-    if state.routes and state.module and into is not None:
-        state.routes = False
-        if state.module.end_graph_routes():
+    if state.routed is graph and state.module:
+        state.routed = None
+        if state.module.end_graph_routes() and into is not None:
             held = _hold(state.module, device, state.pools[into])
     if state.follows:
         state.follows, state.before = False, []

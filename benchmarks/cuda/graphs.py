@@ -226,8 +226,9 @@ def main() -> None:
     for program in PROGRAMS:
         for way, environment in WAYS.items():
             output = comparison.in_a_process(__file__, "--measure", program, way, **environment)
-            row = {"program": program, "memory": way, **json.loads(output.splitlines()[-1])}
-            row = {"bound": rows[-1]["bound"], **row} if way != "torch" else row
+            measured = json.loads(output.splitlines()[-1])
+            bound = measured.get("bound", rows[-1]["bound"] if rows else 0)
+            row = {"program": program, "memory": way, "bound": bound, **measured}
             rows.append(row)
             print(
                 f"{program:<48}{way:<38}{row['graphs']:>7}{row['load']:>16,}{row['bound']:>16,}"
