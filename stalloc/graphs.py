@@ -10,8 +10,9 @@ lets all graphs have the same memory for it:
 Addresses stay those of the capture, so a replay costs what it did. The device's virtual memory puts
 the same memory behind the addresses of different graphs, and behind those of one graph whose blocks
 do not live at once. What lives on when a capture ends has memory of its own: outputs, and
-activations for a graph of the backward pass. If graphs are replayed on different streams, a replay
-waits on the device for those before it.
+activations for a graph of the backward pass. torch places it apart from the temporaries once a
+capture of the same kind has shown which requests those are. If graphs are replayed on different
+streams, a replay waits on the device for those before it.
 
 A capture is concerned if it is given no pool, or that of such a graph (`graph.pool()`), and so are
 those of `torch.cuda.make_graphed_callables`. Graphs of `torch.compile`, and others with a pool of
@@ -22,22 +23,32 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from stalloc import _compat, _core
 from stalloc._adapters import keep_graphs_unregistered, registers_memory
 from stalloc._frameworks.patches import Patches
+from stalloc._torch_modules import CudaModule, cuda_module
 from stalloc.errors import OutOfMemory, StallocError
 
 _LIBRARY = Path(_core.__file__).with_name("libstalloc_compat.so")
 _cuda: Any = torch.cuda
 
 PoolId = tuple[int, int]
+_Use = tuple[int, int, int, int, int]  # begin, end, first and last tick, stream
+_ALWAYS = 1 << 40  # a tick later than any capture's end
+
+
+class _Block(NamedTuple):
+    begin: int
+    end: int
+    stream: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +82,46 @@ class _Replays:
 
 
 @dataclass(slots=True)
+class _Pool:
+    """A private pool whose segments come from stalloc.
+
+    Attributes:
+        ids: Its id in torch, and that of the pool beside it for what lives on, if there is one.
+        made: These pools, held until a capture into them has ended: then the graph holds them.
+        captures: The captures into it.
+        graphs: Those that hold the pool beside it.
+    """
+
+    ids: list[PoolId]
+    made: list[Any]
+    captures: int = 0
+    graphs: int = 0
+
+    @property
+    def kept(self) -> PoolId | None:
+        """The pool for what lives on, unless it is gone."""
+        return self.ids[1] if len(self.ids) > 1 and (self.graphs or self.made) else None
+
+    def live(self) -> list[_Block]:
+        """The blocks that live, or wait for another stream."""
+        return [block for pool in self.ids for block in _live(pool)]
+
+
+@dataclass(slots=True)
 class _State:
     allocator: Any
+    module: CudaModule | None  # none: not built for this torch; blocks lie where torch puts them
     shares: bool = True
-    # Private pools whose segments come from stalloc. They are held until a capture into them has
-    # ended: from then on the graph holds its pool.
-    pools: dict[PoolId, Any] = field(default_factory=dict)
+    pools: dict[PoolId, _Pool] = field(default_factory=dict)
     # Graphs whose replays have an order.
     ordered: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    # What a graph does when it goes.
+    ends: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
     captured: Any = None  # the graph that is being captured
     into: PoolId | None = None
+    routed: Any = None  # the graph whose requests that will live on have a pool of their own
     follows: bool = False  # torch's memory history is on for this capture
+    before: list[_Block] = field(default_factory=list)  # blocks of the pool that lived before it
     requests: int = 0  # of the device, before it
     replays: dict[int, _Replays] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -157,10 +197,17 @@ def share_graphs() -> SharedGraphs:
         made = torch.cuda.memory.CUDAPluggableAllocator(
             str(_LIBRARY), "stalloc_graph_malloc", "stalloc_graph_free"
         )
-        _state = _State(made)
+        _state = _State(made, _module())
         _patch(_state)
     _state.shares = True
     return SharedGraphs()
+
+
+def _module() -> CudaModule | None:
+    try:
+        return cuda_module()
+    except StallocError:
+        return None
 
 
 def graph_memory(device: int | torch.device | None = None) -> GraphMemory:
@@ -185,6 +232,7 @@ def _patch(state: _State) -> None:
     begin: Any = graph.capture_begin
     end: Any = graph.capture_end
     replay: Any = graph.replay
+    reset: Any = graph.reset
 
     def begun(this: Any, pool: Any = None, *args: Any, **kwargs: Any) -> None:
         device = torch.cuda.current_device()
@@ -195,31 +243,46 @@ def _patch(state: _State) -> None:
         _core.begin_graph_pool(device, into if ours else (0, 0))
         state.captured, state.into = this, into if ours else None
         try:
+            if ours and state.routed is None:
+                _route(state, device, into, this)
             # The history of a user who has it on may have begun to forget.
             if ours and not torch._C._cuda_isHistoryEnabled():
+                state.before = state.pools[into].live() if state.pools[into].captures else []
                 _follow(True)
                 state.follows, state.requests = True, _requests(device)
             begin(this, *given_on, *args, **kwargs)
         except BaseException:
-            _left(state, device)
+            if (held := _left(state, device, this)) is not None:
+                held()
             raise
 
     def ended(this: Any, *args: Any, **kwargs: Any) -> None:
         device = torch.cuda.current_device()
         into = state.into
-        kept = [] if into is None else _live(into)
-        uses = None
+        kept = [] if into is None else state.pools[into].live()
+        followed = None
         try:
             end(this, *args, **kwargs)
             if state.follows:
-                uses = _uses(device, _requests(device) - state.requests)
+                followed = _uses(device, state.before, _requests(device) - state.requests)
         finally:
-            _left(state, device)
+            held = _left(state, device, this)
+            if held is not None:
+                state.ends[this] = weakref.finalize(this, held)
+                state.ends[this].atexit = False
         if into is None:
             return
         state.ordered.add(this)
+        if followed and state.module and held is not None:
+            state.module.learn_graph_lives(followed.lives)
         try:
-            _core.settle_graph_pool(device, into, kept + _live(into), uses)
+            kept += state.pools[into].live()
+            _core.settle_graph_pool(
+                device,
+                into,
+                [(block.begin, block.end) for block in kept],
+                None if followed is None else followed.uses,
+            )
         except OutOfMemory as error:
             this.reset()
             raise torch.OutOfMemoryError(str(error)) from error
@@ -239,9 +302,15 @@ def _patch(state: _State) -> None:
         else:
             replay(this, *args, **kwargs)
 
+    def cleared(this: Any, *args: Any, **kwargs: Any) -> None:
+        reset(this, *args, **kwargs)
+        if (end := state.ends.pop(this, None)) is not None:
+            end()
+
     patches.replace(graph, "capture_begin", begun)
     patches.replace(graph, "capture_end", ended)
     patches.replace(graph, "replay", replayed)
+    patches.replace(graph, "reset", cleared)
     handle: Any = _cuda.graphs.graph_pool_handle
 
     def handed() -> Any:  # to make_graphed_callables
@@ -252,21 +321,58 @@ def _patch(state: _State) -> None:
 
 def _new_pool(state: _State, device: int) -> PoolId:
     _core.graph_memory_of(device)
-    made = torch.cuda.MemPool(state.allocator.allocator())
-    pool: PoolId = tuple(made.id)  # type: ignore[assignment]
-    state.pools[pool] = made
+    pool, made = _make(state)
+    state.pools[pool] = _Pool([pool], [made])
     return pool
 
 
-def _left(state: _State, device: int) -> None:
-    """A capture has ended, or failed."""
+def _make(state: _State) -> tuple[PoolId, Any]:
+    made = torch.cuda.MemPool(state.allocator.allocator())
+    return tuple(made.id), made  # type: ignore[return-value]
+
+
+def _route(state: _State, device: int, into: PoolId, graph: Any) -> None:
+    """What will live on after the capture into a pool goes to the one beside it."""
+    pool = state.pools[into]
+    if state.module is None:
+        return
+    if pool.captures == 0 and pool.kept is None:
+        kept, made = _make(state)
+        pool.ids.append(kept)
+        pool.made.append(made)
+    if pool.kept is not None:
+        state.routed = graph
+        state.module.begin_graph_routes(device, into, pool.kept, pool.captures)
+
+
+def _left(state: _State, device: int, graph: Any) -> Callable[[], None] | None:
+    """A capture has ended, or failed. Returns what its graph does when it goes."""
     state.captured, into, state.into = None, state.into, None
+    held = None
+    if state.routed is graph and state.module:
+        state.routed = None
+        if state.module.end_graph_routes() and into is not None:
+            held = _hold(state.module, device, state.pools[into])
     if state.follows:
-        state.follows = False
+        state.follows, state.before = False, []
         _follow(False)
     _core.end_graph_pool(device)
     if into is not None:
-        state.pools[into] = None
+        state.pools[into].captures += 1
+        state.pools[into].made.clear()
+    return held
+
+
+def _hold(module: CudaModule, device: int, pool: _Pool) -> Callable[[], None]:
+    """A graph holds the pool for what lives on. Returns what ends that."""
+    pool.graphs += 1
+    kept = pool.ids[1]
+
+    def end() -> None:
+        pool.graphs -= 1
+        module.release_graph_pool(device, kept)
+
+    return end
 
 
 def _follow(on: bool) -> None:
@@ -280,31 +386,49 @@ def _requests(device: int) -> int:
     return count
 
 
-def _uses(device: int, requests: int) -> list[tuple[int, int, int, int, int]] | None:
-    """The blocks that came and went: begin, end, first and last tick, and stream.
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """What torch's history tells of a capture.
 
-    None if the history does not have all requests of the capture: the program may have stopped or
-    cleared it.
+    Attributes:
+        uses: The blocks, and when they lived.
+        lives: For each request, whether its block has not been freed.
+    """
+
+    uses: list[_Use]
+    lives: list[bool]
+
+
+def _uses(device: int, before: list[_Block], requests: int) -> _Followed | None:
+    """The blocks of a capture, with those that lived before it.
+
+    None if the history does not have all its requests: the program may have stopped or cleared it.
     """
     trace = _cuda.memory._snapshot()["device_traces"][device]
-    begun: dict[int, tuple[int, int, int]] = {}
-    uses = []
     if sum(entry["action"] == "alloc" for entry in trace) != requests:
         return None
-    for tick, entry in enumerate(trace):
+    begun = {block.begin: (0, block, -1) for block in before}
+    uses: list[_Use] = []
+    lives: list[bool] = []
+    for tick, entry in enumerate(trace, start=1):
         address = entry.get("addr", 0)
         if entry["action"] == "alloc":
-            begun[address] = (tick, entry["size"], entry["stream"])
+            block = _Block(address, address + entry["size"], entry["stream"])
+            begun[address] = (tick, block, len(lives))
+            lives.append(True)
         elif entry["action"] == "free_completed" and address in begun:
-            first, size, stream = begun.pop(address)
-            uses.append((address, address + size, first, tick, stream))
-    return uses
+            first, block, number = begun.pop(address)
+            uses.append((block.begin, block.end, first, tick, block.stream))
+            if number >= 0:
+                lives[number] = False
+    for first, block, _ in begun.values():
+        uses.append((block.begin, block.end, first, _ALWAYS, block.stream))
+    return _Followed(uses, lives)
 
 
-def _live(pool: PoolId) -> list[tuple[int, int]]:
-    """The blocks of a private pool that live, or wait for another stream."""
+def _live(pool: PoolId) -> list[_Block]:
     return [
-        (block["address"], block["address"] + block["size"])
+        _Block(block["address"], block["address"] + block["size"], segment["stream"])
         for segment in _cuda.memory_snapshot(pool)
         if tuple(segment["segment_pool_id"]) == pool
         for block in _with_addresses(segment)

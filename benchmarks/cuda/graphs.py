@@ -4,7 +4,9 @@
 
 On the pretended GPU (tests/standin). Each measurement has a process of its own. The load is what
 the graphs need at least, replayed in any order: what lives on after each capture, and beside it the
-most that one of them needs while it runs. Prints a table; with `--output NAME` writes NAME.json.
+most that one of them needs while it runs. The bound is what any placement needs: a graph of the
+backward pass requests the first gradients before it frees activations, so both have places that are
+no other graph's. Prints a table; with `--output NAME` writes NAME.json.
 
 One pool for all graphs is right only where they are replayed in the order of their captures, and
 where no result is read later.
@@ -60,16 +62,23 @@ class Block(nn.Module):
 
 
 class Captures:
-    """The memory that each capture needs: at most while it runs, and what lives on."""
+    """The memory that each capture needs: at most while it runs, and what lives on.
 
-    def __init__(self) -> None:
+    With `follows`, torch's memory history is on during captures, and tells the bound.
+    """
+
+    def __init__(self, follows: bool) -> None:
         self.peaks: list[tuple[int, int]] = []
+        self.traces: dict[Any, list[list[dict[str, Any]]]] = {}  # by private pool
         graph: Any = torch.cuda.CUDAGraph
         begin, end = graph.capture_begin, graph.capture_end
+        history: Any = torch.cuda.memory._record_memory_history
         before = 0
 
         def begun(this: Any, *args: Any, **kwargs: Any) -> None:
             nonlocal before
+            if follows:
+                history("all", context=None, clear_history=True)
             begin(this, *args, **kwargs)
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -79,6 +88,10 @@ class Captures:
             # A graph of the backward frees what that of the forward has left for it.
             self.peaks.append((peak - before, max(0, after - before)))
             end(this, *args, **kwargs)
+            if follows:
+                trace = torch.cuda.memory._snapshot()["device_traces"][0]
+                self.traces.setdefault(this.pool(), []).append(trace)
+                history(None)
 
         graph.capture_begin, graph.capture_end = begun, ended
 
@@ -86,6 +99,38 @@ class Captures:
     def load(self) -> int:
         """Bytes that all graphs need, one running at a time."""
         return sum(kept for _, kept in self.peaks) + max(most - kept for most, kept in self.peaks)
+
+    @property
+    def bound(self) -> int:
+        """Bytes that any placement needs for graphs that are replayed in any order."""
+        own, rest = 0, 0
+        for traces in self.traces.values():
+            lasting, most = _peaks(traces)
+            own += lasting
+            rest = max(rest, most - lasting)
+        return own + rest
+
+
+def _peaks(traces: list[list[dict[str, Any]]]) -> tuple[int, int]:
+    """The most that lives at once in a pool: of what lives on after a capture, and of all."""
+    begun: dict[int, tuple[int, int]] = {}  # by address: number of the request, and bytes
+    changes: list[tuple[int, int]] = []  # the same, negative for a free
+    lasts: set[int] = set()  # requests
+    for trace in traces:
+        for entry in trace:
+            if entry["action"] == "alloc":
+                begun[entry["addr"]] = (len(changes), entry["size"])
+                changes.append(begun[entry["addr"]])
+            elif entry["action"] == "free_completed" and entry["addr"] in begun:
+                number, size = begun.pop(entry["addr"])
+                changes.append((number, -size))
+        lasts |= {number for number, _ in begun.values()}
+    lasting = most = now = now_lasting = 0
+    for number, change in changes:
+        now += change
+        now_lasting += change if number in lasts else 0
+        most, lasting = max(most, now), max(lasting, now_lasting)
+    return lasting, most
 
 
 def layers(pool: Any) -> Any:
@@ -96,6 +141,15 @@ def layers(pool: Any) -> Any:
         torch.cuda.make_graphed_callables(Block().cuda(), (x.detach().requires_grad_(),), **given)
         for _ in range(LAYERS)
     ]
+
+
+def whole(pool: Any) -> Any:
+    """The same by one call: all forward passes are captured first, and the backward in reverse."""
+    x = torch.randn(8, LENGTH, WIDTH, device="cuda", requires_grad=True)
+    given = {} if pool is None else {"pool": pool}
+    blocks = tuple(Block().cuda() for _ in range(LAYERS))
+    inputs = tuple((x.detach().requires_grad_(),) for _ in blocks)
+    return torch.cuda.make_graphed_callables(blocks, inputs, **given)
 
 
 def batches(pool: Any) -> Any:
@@ -131,6 +185,7 @@ def iteration(pool: Any) -> Any:
 
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "24 layers, forward and backward": layers,
+    "24 layers, all by one call": whole,
     "8 batch sizes for inference": batches,
     "an iteration of 4 microbatches, 2 batch sizes": iteration,
 }
@@ -138,7 +193,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 
 def measure(program: str, way: str) -> dict[str, int]:
     """The load of the graphs, and what the device holds for them."""
-    captures = Captures()
+    captures = Captures(follows=way == "torch")
     if way == "stalloc":
         stalloc.share_graphs()
     pool = torch.cuda.graph_pool_handle() if "one pool" in way else None
@@ -150,7 +205,8 @@ def measure(program: str, way: str) -> dict[str, int]:
         segments: Any = torch.cuda.memory_snapshot()
         reserved = sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
     del kept
-    return {"graphs": len(captures.peaks), "load": captures.load, "reserved": reserved}
+    bound = {"bound": captures.bound} if way == "torch" else {}
+    return {"graphs": len(captures.peaks), "load": captures.load, **bound, "reserved": reserved}
 
 
 def main() -> None:
@@ -164,15 +220,18 @@ def main() -> None:
         os._exit(0)  # torch aborts where autograd's worker still holds Python's (pytorch#173568)
     rows = []
     print(
-        f"{'program':<48}{'memory':<38}{'graphs':>7}{'load':>16}{'reserved':>16}{'of the load':>13}"
+        f"{'program':<48}{'memory':<38}{'graphs':>7}{'load':>16}{'bound':>16}{'reserved':>16}"
+        f"{'of the load':>13}"
     )
     for program in PROGRAMS:
         for way, environment in WAYS.items():
             output = comparison.in_a_process(__file__, "--measure", program, way, **environment)
-            row = {"program": program, "memory": way, **json.loads(output.splitlines()[-1])}
+            measured = json.loads(output.splitlines()[-1])
+            bound = measured.get("bound", rows[-1]["bound"] if rows else 0)
+            row = {"program": program, "memory": way, "bound": bound, **measured}
             rows.append(row)
             print(
-                f"{program:<48}{way:<38}{row['graphs']:>7}{row['load']:>16,}"
+                f"{program:<48}{way:<38}{row['graphs']:>7}{row['load']:>16,}{row['bound']:>16,}"
                 f"{row['reserved']:>16,}{row['reserved'] / row['load']:>13.3f}"
             )
     if args.output:

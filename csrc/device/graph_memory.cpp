@@ -13,9 +13,6 @@
 namespace stalloc::device {
 namespace {
 
-// More than the ticks of a capture.
-constexpr std::int64_t kTicks = std::int64_t{1} << 40;
-
 std::array<std::atomic<GraphMemory*>, CudaRuntime::kDevices> instances{};
 
 }  // namespace
@@ -82,8 +79,10 @@ std::uint64_t GraphMemory::create_or_throw() {
 
 void GraphMemory::leave(const Chunk& chunk) noexcept {
   if (chunk.shared == kOwn) {
+    const auto own = own_.find(chunk.handle);
+    if (--own->second > 0) return;
     runtime_.memory_release(chunk.handle);
-    --own_;
+    own_.erase(own);
     return;
   }
   if (chunk.shared == kBlank) {
@@ -165,7 +164,7 @@ bool GraphMemory::map_new(std::uintptr_t at, bool is_blank, Chunk* chunk) noexce
     runtime_.memory_release(chunk->handle);
     return false;
   }
-  ++own_;
+  own_[chunk->handle] = 1;
   return true;
 }
 
@@ -202,33 +201,16 @@ void GraphMemory::drop_retired() noexcept {
   retired_.clear();
 }
 
-void GraphMemory::make_own(std::uintptr_t at, Chunk& chunk) {
-  const Chunk before = chunk;
-  if (before.shared != kBlank && shared_[before.shared].users == 1) {  // nobody else has it
-    chunk = {kOwn, std::exchange(shared_[before.shared].handle, 0)};
-  } else {
-    const std::uint64_t handle = create_or_throw();
-    try {
-      replace(at, handle);
-    } catch (...) {
-      runtime_.memory_release(handle);
-      throw;
-    }
-    chunk = {kOwn, handle};
+void GraphMemory::join(Chunk& chunk) {
+  if (chunk.shared == kOwn) {
+    if (!chunk.handle) chunk.handle = create_or_throw();
+    ++own_[chunk.handle];
+    return;
   }
-  ++own_;
-  leave(before);
-}
-
-void GraphMemory::share(std::uintptr_t at, Chunk& chunk, std::size_t index) {
-  if (chunk.shared == index) return;
-  if (index >= shared_.size()) shared_.resize(index + 1);
-  Shared& shared = shared_[index];
+  if (chunk.shared >= shared_.size()) shared_.resize(chunk.shared + 1);
+  Shared& shared = shared_[chunk.shared];
   if (shared.users == 0) shared.handle = create_or_throw();
   ++shared.users;
-  const Chunk before = std::exchange(chunk, {index, 0});
-  replace(at, shared.handle);
-  leave(before);
 }
 
 template <typename Visit>
@@ -245,7 +227,7 @@ void GraphMemory::for_each_chunk(Pool pool, Addresses addresses, Visit visit) {
   }
 }
 
-// The shared chunks that a pool's addresses may have: each at one time for one of them.
+// Chunks that a pool's addresses may have: each at one time for one of them.
 class GraphMemory::Colors {
  public:
   bool fits(std::size_t index, const Page& page) const {
@@ -264,6 +246,12 @@ class GraphMemory::Colors {
       }
     }
     return true;
+  }
+
+  // The first chunk from `index` on that fits.
+  std::size_t first_from(std::size_t index, const Page& page) const {
+    while (!fits(index, page)) ++index;
+    return index;
   }
 
   void add(std::size_t index, const Page& page) {
@@ -295,13 +283,13 @@ class GraphMemory::Colors {
   std::vector<Page> pages_;  // by index; without a chunk where no address has it
 };
 
-// Those that no block of a graph had stay blank, if the blocks are known.
-std::vector<GraphMemory::Page> GraphMemory::pages_to_share(Pool pool, const Record& record) {
+// Pages that no block of a graph had stay blank, if the blocks are known.
+std::vector<GraphMemory::Page> GraphMemory::pages_of(Pool pool, const Record& record,
+                                                     std::span<const Addresses> kept) {
   std::map<std::uintptr_t, Page> pages;
   if (record.is_complete) {
     for (const Use& use : record.uses) {
       for_each_chunk(pool, use.block, [&](std::uintptr_t at, Chunk& chunk) {
-        if (chunk.shared == kOwn) return;
         Page& page = pages.try_emplace(at, Page{at, &chunk, false, use.stream}).first->second;
         page.alone = page.alone || page.stream != use.stream;
         page.times.emplace_back(use.from, use.to);
@@ -311,11 +299,18 @@ std::vector<GraphMemory::Page> GraphMemory::pages_to_share(Pool pool, const Reco
     for (auto& [begin, segment] : segments_) {
       if (segment.pool != pool) continue;
       for (std::size_t i = 0; i < segment.chunks.size(); ++i) {
-        Chunk& chunk = segment.chunks[i];
         const std::uintptr_t at = begin + in_bytes(i);
-        if (chunk.shared != kOwn) pages.try_emplace(at, Page{at, &chunk});
+        pages.try_emplace(at, Page{at, &segment.chunks[i]});
       }
     }
+  }
+  const std::int64_t end = record.captures * Use::kAlways;  // of the last capture
+  for (const Addresses& block : kept) {
+    for_each_chunk(pool, block, [&](std::uintptr_t at, Chunk& chunk) {
+      Page& page = pages.try_emplace(at, Page{at, &chunk}).first->second;
+      page.lives = true;
+      page.times.emplace_back(end - 1, end);
+    });
   }
   std::vector<Page> result;
   for (auto& [at, page] : pages) {
@@ -328,6 +323,27 @@ std::vector<GraphMemory::Page> GraphMemory::pages_to_share(Pool pool, const Reco
   return result;
 }
 
+void GraphMemory::note(Record& record, std::span<const Use> uses) {
+  const std::int64_t start = record.captures * Use::kAlways;  // no two graphs of a pool at once
+  std::map<std::uintptr_t, std::size_t> open;
+  for (Use use : uses) {
+    const bool lasts = use.to == Use::kAlways;
+    const auto before = record.open.find(use.block.begin);
+    const bool goes_on = use.from == 0 && before != record.open.end();
+    use.from += start;
+    use.to += start;
+    if (goes_on) {
+      Use& known = record.uses[before->second];
+      known.to = use.to;
+      known.block.end = std::max(known.block.end, use.block.end);
+    } else {
+      record.uses.push_back(use);
+    }
+    if (lasts) open[use.block.begin] = goes_on ? before->second : record.uses.size() - 1;
+  }
+  record.open = std::move(open);
+}
+
 void GraphMemory::settle(Pool pool, std::span<const Addresses> kept,
                          std::optional<std::span<const Use>> uses) {
   const std::lock_guard lock(mutex_);
@@ -336,31 +352,123 @@ void GraphMemory::settle(Pool pool, std::span<const Addresses> kept,
   if (const auto error = runtime_.device_synchronize()) {
     runtime_.fail("waiting for the device", device_, error);
   }
-  for (const Addresses& block : kept) {
-    for_each_chunk(pool, block, [&](std::uintptr_t at, Chunk& chunk) {
-      if (chunk.shared != kOwn) make_own(at, chunk);
-    });
-  }
   Record& record = records_[pool];
   record.is_complete = record.is_complete && uses;
   if (uses) {
-    const std::int64_t start = record.captures * kTicks;  // no two graphs of the pool at once
-    for (Use use : *uses) {
-      use.from += start;
-      use.to += start;
-      record.uses.push_back(use);
-    }
+    note(record, *uses);
   }
   ++record.captures;
-  Colors colors;
-  for (Page& page : pages_to_share(pool, record)) {
-    std::size_t index = 0;
-    if (page.chunk->shared < shared_.size() && colors.fits(page.chunk->shared, page)) {
-      index = page.chunk->shared;
+  const std::vector<Page> pages = pages_of(pool, record, kept);
+  apply(chunks_for(pages));
+  for (const Page& page : pages) page.chunk->lives = page.lives;
+}
+
+// The chunks of a pool: what a chunk holds in turn.
+class GraphMemory::OwnChunks {
+ public:
+  // Adds the page to those that have the chunk; false if it does not fit them.
+  bool add(std::uint64_t handle, const Page& page) {
+    const std::size_t index = indices_.try_emplace(handle, handles_.size()).first->second;
+    if (index == handles_.size()) handles_.push_back(handle);
+    if (!colors_.fits(index, page)) return false;
+    colors_.add(index, page);
+    return true;
+  }
+  bool knows(std::uint64_t handle) const { return indices_.contains(handle); }
+  void close(std::uint64_t handle) { closed_.insert(handle); }
+  bool is_closed(std::uint64_t handle) const { return closed_.contains(handle); }
+
+  // The first chunk from the index-th on that takes the page and is not closed, to which it is
+  // added; 0 if there is none. Moves `index` there.
+  std::uint64_t add_from(std::size_t& index, const Page& page) {
+    for (; index < handles_.size(); ++index) {
+      if (is_closed(handles_[index]) || !colors_.fits(index, page)) continue;
+      colors_.add(index, page);
+      return handles_[index];
     }
-    while (!colors.fits(index, page)) ++index;
-    share(page.at, *page.chunk, index);
-    colors.add(index, page);
+    return 0;
+  }
+
+ private:
+  Colors colors_;
+  std::vector<std::uint64_t> handles_;
+  std::map<std::uint64_t, std::size_t> indices_;
+  std::set<std::uint64_t> closed_;
+};
+
+// What lives keeps its chunk. What has begun to live gets one in which nothing lives then, and
+// temporaries one in which nothing lives in the end.
+std::vector<GraphMemory::Move> GraphMemory::chunks_for(std::span<const Page> pages) {
+  OwnChunks own;
+  std::vector<const Page*> to_own;
+  std::vector<const Page*> to_share;
+  for (const Page& page : pages) {
+    if (!is_owner(*page.chunk) || !page.lives || !page.chunk->lives) continue;
+    own.add(page.chunk->handle, page);
+    own.close(page.chunk->handle);
+  }
+  for (const Page& page : pages) {
+    const Chunk& chunk = *page.chunk;
+    if (page.lives) {
+      if (!is_owner(chunk) || !chunk.lives) to_own.push_back(&page);
+    } else if (!is_owner(chunk)) {
+      to_share.push_back(&page);
+    } else if (!own.add(chunk.handle, page)) {
+      to_own.push_back(&page);  // what lived here did so between two graphs
+    }
+  }
+  std::vector<Move> moves;
+  Search search;
+  for (const Page* page : to_own) {
+    const Chunk& chunk = *page->chunk;
+    std::uint64_t handle = 0;
+    if (is_owner(chunk) && own.add(chunk.handle, *page)) {
+      handle = chunk.handle;
+    } else {
+      search.start(*page);
+      handle = own.add_from(search.own, *page);
+      moves.push_back({page->at, page->chunk, {kOwn, handle}});
+    }
+    if (page->lives && handle) own.close(handle);
+  }
+  Colors shared;
+  search = {};
+  for (const Page* page : to_share) {
+    const Chunk& chunk = *page->chunk;
+    if (chunk.shared == kOwn && own.knows(chunk.handle) && !own.is_closed(chunk.handle) &&
+        own.add(chunk.handle, *page)) {  // stays where it is lent to
+      continue;
+    }
+    search.start(*page);
+    if (const std::uint64_t handle = own.add_from(search.own, *page)) {
+      moves.push_back({page->at, page->chunk, {kOwn, handle, true}});
+      continue;
+    }
+    std::size_t index = chunk.shared;
+    if (index >= shared_.size() || !shared.fits(index, *page)) {
+      index = search.shared = shared.first_from(search.shared, *page);
+    }
+    shared.add(index, *page);
+    if (index != chunk.shared) moves.push_back({page->at, page->chunk, {index}});
+  }
+  return moves;
+}
+
+void GraphMemory::apply(std::vector<Move> moves) {
+  // All memory first: if there is too little, no page may have a chunk that another has yet to
+  // leave.
+  for (std::size_t i = 0; i < moves.size(); ++i) {
+    try {
+      join(moves[i].to);
+    } catch (...) {
+      while (i > 0) leave(moves[--i].to);
+      throw;
+    }
+  }
+  for (const Move& move : moves) {
+    const Chunk before = std::exchange(*move.chunk, move.to);
+    replace(move.at, move.to.shared == kOwn ? move.to.handle : shared_[move.to.shared].handle);
+    leave(before);
   }
 }
 
@@ -373,7 +481,7 @@ GraphMemory::Figures GraphMemory::figures() const {
   const auto held =
       std::ranges::count_if(shared_, [](const Shared& shared) { return shared.users > 0; });
   result.shared = static_cast<Bytes>(in_bytes(static_cast<std::size_t>(held) + (blank_ ? 1 : 0)));
-  result.own = static_cast<Bytes>(in_bytes(own_));
+  result.own = static_cast<Bytes>(in_bytes(own_.size()));
   std::set<Pool> pools;
   for (const auto& [begin, segment] : segments_) {
     if (segment.pool != Pool{}) pools.insert(segment.pool);

@@ -13,7 +13,14 @@
 // counts, and not the place that the allocator found.
 //
 // Addresses are requested in segments, which belong to a pool. A second graph that is captured into
-// a pool may have the addresses of the first one: then they have one chunk if they may in both.
+// a pool may have the addresses of the first one: then they have one chunk if they may in both. The
+// graphs of a pool are replayed in the order of their captures, so what one leaves for the next is
+// free from the time when that one freed it: activations, during the backward pass. Their chunks
+// are then given to other blocks of the pool that live on, and lent to its temporaries while no
+// block lives there:
+//
+//   a chunk of pool A   | activations | temporaries of the backward pass  |
+//   another one         | activations     | gradients, which live on ...
 //
 // Thread-safe. Never destroyed.
 #pragma once
@@ -41,11 +48,13 @@ class GraphMemory {
     std::uintptr_t begin = 0;
     std::uintptr_t end = 0;
   };
-  // A block that was requested and freed during a capture: when, and by which stream's requests.
+  // A block of a capture: when it lived, and which stream requested it.
   struct Use {
+    static constexpr std::int64_t kAlways = std::int64_t{1} << 40;  // later than any capture's end
+
     Addresses block;
-    std::int64_t from = 0;
-    std::int64_t to = 0;
+    std::int64_t from = 0;      // 0: before the capture
+    std::int64_t to = kAlways;  // which is still
     std::uint64_t stream = 0;
   };
   struct Figures {
@@ -74,9 +83,9 @@ class GraphMemory {
   // Waits for the device. While a graph is captured, the segment stays until the capture's end.
   void release(void* p) noexcept;
 
-  // A capture into `pool` has ended, and the blocks at `kept` live. `uses`: all others; none if
-  // they are not known. Waits for the device. Throws OutOfMemory if it lacks the memory; then the
-  // graph must not be replayed.
+  // A capture into `pool` has ended, and the blocks at `kept` live. `uses`: all that lived during
+  // the capture; none if they are not known. Waits for the device. Throws OutOfMemory if it lacks
+  // the memory; then the graph must not be replayed.
   void settle(Pool pool, std::span<const Addresses> kept,
               std::optional<std::span<const Use>> uses = std::nullopt);
 
@@ -88,7 +97,9 @@ class GraphMemory {
 
   struct Chunk {
     std::size_t shared = kBlank;  // index of the shared chunk
-    std::uint64_t handle = 0;     // of its own one
+    std::uint64_t handle = 0;     // of one of its pool's own
+    bool is_lent = false;         // that one is of other addresses, at other times
+    bool lives = false;           // a block lived here when the last capture ended
   };
   struct Segment {
     Pool pool;
@@ -99,18 +110,38 @@ class GraphMemory {
     std::uint64_t handle = 0;
     std::size_t users = 0;  // addresses
   };
-  struct Page {  // of a pool, to which a shared chunk is to be given
+  struct Move {  // of addresses to another chunk
+    std::uintptr_t at = 0;
+    Chunk* chunk = nullptr;
+    Chunk to;
+  };
+  struct Page {  // of a pool, to which a chunk is to be given
     std::uintptr_t at = 0;
     Chunk* chunk = nullptr;
     bool alone = true;  // shares with no other of its pool
     std::uint64_t stream = 0;
     std::vector<std::pair<std::int64_t, std::int64_t>> times = {};  // ascending
+    bool lives = false;                                             // a block lives here now
   };
   class Colors;
+  class OwnChunks;
+  struct Search {  // for chunks: those before these indices do not fit the last page, nor its like
+    const Page* last = nullptr;
+    std::size_t own = 0;
+    std::size_t shared = 0;
+
+    void start(const Page& page) {
+      if (!last || page.alone || page.stream != last->stream || page.times != last->times) {
+        own = shared = 0;
+      }
+      last = &page;
+    }
+  };
   struct Record {  // of the captures into a pool
     bool is_complete = true;
     std::int64_t captures = 0;
     std::vector<Use> uses = {};
+    std::map<std::uintptr_t, std::size_t> open = {};  // uses that last, by the block's begin
   };
   using Segments = std::map<std::uintptr_t, Segment>;
 
@@ -120,14 +151,21 @@ class GraphMemory {
   std::uint64_t create() noexcept;  // 0: the device lacks the memory
   std::uint64_t create_or_throw();
   bool map_new(std::uintptr_t at, bool is_blank, Chunk* chunk) noexcept;
-  void make_own(std::uintptr_t at, Chunk& chunk);
-  void share(std::uintptr_t at, Chunk& chunk, std::size_t index);
-  // The addresses have left their chunk.
+  // Addresses are to have the chunk, which may get its memory now, or have left it. Throws
+  // OutOfMemory.
+  void join(Chunk& chunk);
   void leave(const Chunk& chunk) noexcept;
   // Calls `visit(at, chunk)` for the chunks of a pool behind the addresses.
   template <typename Visit>
   void for_each_chunk(Pool pool, Addresses addresses, Visit visit);
-  std::vector<Page> pages_to_share(Pool pool, const Record& record);
+  static bool is_owner(const Chunk& chunk) { return chunk.shared == kOwn && !chunk.is_lent; }
+  // The pages of a pool that have had blocks, in the order of time.
+  std::vector<Page> pages_of(Pool pool, const Record& record, std::span<const Addresses> kept);
+  // Pages of a pool whose blocks do not live at once may have one chunk.
+  std::vector<Move> chunks_for(std::span<const Page> pages);
+  // Throws OutOfMemory; then all pages have what they had.
+  void apply(std::vector<Move> moves);
+  static void note(Record& record, std::span<const Use> uses);
   void drop(Segments::iterator segment) noexcept;
   void drop_retired() noexcept;
   std::size_t in_bytes(std::size_t chunks) const { return chunks * unit_; }
@@ -143,8 +181,8 @@ class GraphMemory {
   std::map<Pool, Record> records_;
   std::vector<Shared> shared_;
   std::uint64_t blank_ = 0;
-  std::size_t blanks_ = 0;  // addresses that have the blank chunk
-  std::size_t own_ = 0;     // chunks
+  std::size_t blanks_ = 0;                    // addresses that have the blank chunk
+  std::map<std::uint64_t, std::size_t> own_;  // chunks of pools: the addresses that have each
   std::vector<std::uintptr_t> retired_;
 };
 

@@ -184,6 +184,149 @@ TEST_F(Graphs, AddressesShareWithinAGraphWhoseBlocksDoNotLiveAtOnce) {
   EXPECT_EQ(held(), 60 * kMiB);
 }
 
+// A graph of the forward pass leaves activations, which that of the backward frees.
+TEST_F(Graphs, WhatALaterGraphFreesIsLentAfterThat) {
+  using Use = GraphMemory::Use;
+  const void* a = segment(1, 20 * kMiB);  // activations, and what follows them at their addresses
+  const void* b = segment(1, 24 * kMiB);  // temporaries
+  const std::vector<Addresses> activations{part(a, 0, 20 * kMiB)};
+  const std::vector<Use> forward{
+      {part(a, 0, 20 * kMiB), 3, Use::kAlways, 1},
+      {part(b, 0, 4 * kMiB), 1, 5, 1},
+  };
+  memory_->settle({1, 0}, activations, forward);
+  EXPECT_EQ(memory_->figures().own, 20 * kMiB);
+  EXPECT_EQ(held(), (20 + 4 + 2) * kMiB) << "and the blank chunk";
+
+  const std::vector<Addresses> gradients{part(a, 0, 6 * kMiB)};
+  const std::vector<Use> backward{
+      {part(a, 0, 20 * kMiB), 0, 8, 1},          {part(a, 0, 6 * kMiB), 8, Use::kAlways, 1},
+      {part(b, 0, 6 * kMiB), 4, 8, 1},           // beside the activations
+      {part(b, 6 * kMiB, 16 * kMiB), 8, 9, 1},   // after them, beside the gradients
+      {part(b, 16 * kMiB, 18 * kMiB), 8, 9, 2},  // of another stream
+      {part(b, 18 * kMiB, 24 * kMiB), 9, 10, 1},
+  };
+  memory_->settle({1, 0}, gradients, backward);
+  const GraphMemory::Figures f = memory_->figures();
+  EXPECT_EQ(f.own, 20 * kMiB);
+  EXPECT_EQ(f.shared, (6 + 2) * kMiB);
+  EXPECT_EQ(held(), f.own + f.shared);
+  std::set<std::uint64_t> lent;
+  const auto chunk = [](const void* p, Bytes at) {
+    return standin_memory_at(reinterpret_cast<void*>(part(p, at, at).begin));
+  };
+  for (Bytes at = 6 * kMiB; at < 20 * kMiB; at += kUnit) lent.insert(chunk(a, at));
+  for (Bytes at = 6 * kMiB; at < 16 * kMiB; at += kUnit) EXPECT_TRUE(lent.contains(chunk(b, at)));
+  EXPECT_FALSE(lent.contains(chunk(b, 16 * kMiB)));
+  for (Bytes at = 18 * kMiB; at < 24 * kMiB; at += kUnit) EXPECT_TRUE(lent.contains(chunk(b, at)));
+
+  // A third graph keeps what it has there: the chunks are lent no longer.
+  const std::vector<Addresses> more{part(a, 0, 20 * kMiB)};
+  const std::vector<Use> third{
+      {part(a, 0, 6 * kMiB), 0, Use::kAlways, 1},
+      {part(a, 6 * kMiB, 20 * kMiB), 1, Use::kAlways, 1},
+  };
+  memory_->settle({1, 0}, more, third);
+  EXPECT_EQ(memory_->figures().own, 20 * kMiB);
+  EXPECT_EQ(memory_->figures().shared, (10 + 2) * kMiB);
+  for (Bytes at = 0; at < 24 * kMiB; at += kUnit) EXPECT_FALSE(lent.contains(chunk(b, at)));
+  // Nothing is known of a fourth one.
+  memory_->settle({1, 0}, {});
+  EXPECT_EQ(held(), (20 + 24) * kMiB);
+}
+
+TEST_F(Graphs, WhatBeginsToLiveGetsAChunkInWhichNothingLives) {
+  using Use = GraphMemory::Use;
+  const void* a = segment(1, 20 * kMiB);
+  const std::vector<Addresses> activations{part(a, 0, 20 * kMiB)};
+  const std::vector<Use> forward{{part(a, 0, 20 * kMiB), 3, Use::kAlways, 1}};
+  memory_->settle({1, 0}, activations, forward);
+  const void* c = segment(1, 10 * kMiB);
+  const std::vector<Addresses> gradients{part(c, 0, 10 * kMiB)};
+  const std::vector<Use> backward{
+      {part(a, 0, 20 * kMiB), 0, 8, 1},
+      {part(c, 0, 4 * kMiB), 7, Use::kAlways, 1},  // while the activations live
+      {part(c, 4 * kMiB, 10 * kMiB), 8, Use::kAlways, 1},
+  };
+  memory_->settle({1, 0}, gradients, backward);
+  EXPECT_EQ(memory_->figures().own, 24 * kMiB);
+  EXPECT_EQ(held(), 24 * kMiB);
+  const auto chunks_of = [](const void* p, Bytes size) {
+    std::vector<std::uint64_t> result;
+    for (Bytes at = 0; at < size; at += kUnit) {
+      result.push_back(standin_memory_at(reinterpret_cast<void*>(part(p, at, at).begin)));
+    }
+    return result;
+  };
+  const std::vector<std::uint64_t> before = chunks_of(c, 10 * kMiB);
+  // The next graph has temporaries where the activations were, or leaves something there.
+  const std::vector<Addresses> more{part(c, 0, 10 * kMiB), part(a, 0, 10 * kMiB)};
+  const std::vector<Use> third{
+      {part(c, 0, 4 * kMiB), 0, Use::kAlways, 1},
+      {part(c, 4 * kMiB, 10 * kMiB), 0, Use::kAlways, 1},
+      {part(a, 0, 10 * kMiB), 2, Use::kAlways, 1},
+      {part(a, 10 * kMiB, 20 * kMiB), 2, 3, 1},
+  };
+  memory_->settle({1, 0}, more, third);
+  EXPECT_EQ(chunks_of(c, 10 * kMiB), before) << "what lives stays where it is";
+  std::set<std::uint64_t> all;
+  for (const std::uint64_t chunk : chunks_of(c, 10 * kMiB)) all.insert(chunk);
+  for (const std::uint64_t chunk : chunks_of(a, 20 * kMiB)) EXPECT_TRUE(all.insert(chunk).second);
+  EXPECT_EQ(held(), 30 * kMiB);
+}
+
+TEST_F(Graphs, LentChunksOutliveTheirOwnersAddresses) {
+  using Use = GraphMemory::Use;
+  void* a = segment(1, 20 * kMiB);
+  void* b = segment(1, 20 * kMiB);
+  const std::vector<Addresses> kept{part(a, 0, 20 * kMiB)};
+  const std::vector<Use> first{{part(a, 0, 20 * kMiB), 1, Use::kAlways, 1}};
+  memory_->settle({1, 0}, kept, first);
+  const std::vector<Use> second{
+      {part(a, 0, 20 * kMiB), 0, 2, 1},
+      {part(b, 0, 20 * kMiB), 2, 4, 1},
+  };
+  memory_->settle({1, 0}, {}, second);
+  EXPECT_EQ(held(), 20 * kMiB);
+  memory_->release(a);
+  EXPECT_EQ(held(), 20 * kMiB);
+  EXPECT_EQ(memory_->figures().own, 20 * kMiB);
+  const std::vector<Use> third{{part(b, 0, 20 * kMiB), 1, 4, 1}};
+  memory_->settle({1, 0}, {}, third);
+  EXPECT_EQ(memory_->figures().own, 0);
+  EXPECT_EQ(held(), 20 * kMiB);
+  memory_->release(b);
+  EXPECT_EQ(held(), 0);
+}
+
+TEST_F(Graphs, TooLittleMemoryLeavesEarlierGraphsTheirChunks) {
+  using Use = GraphMemory::Use;
+  const void* a = segment(1, 20 * kMiB);
+  const std::vector<Use> first{
+      {part(a, 0, 10 * kMiB), 0, 2, 1},
+      {part(a, 10 * kMiB, 20 * kMiB), 2, 4, 1},
+  };
+  memory_->settle({1, 0}, {}, first);
+  EXPECT_EQ(held(), 10 * kMiB);
+  std::vector<std::uint64_t> before;
+  for (Bytes at = 0; at < 20 * kMiB; at += kUnit) {
+    before.push_back(standin_memory_at(reinterpret_cast<void*>(part(a, at, at).begin)));
+  }
+  void* most = nullptr;
+  ASSERT_EQ(cudaMalloc(&most, static_cast<std::size_t>(kDevice - held() - 4 * kMiB)), kCudaSuccess);
+  const std::vector<Use> second{{part(a, 0, 20 * kMiB), 0, 2, 1}};
+  EXPECT_THROW(memory_->settle({1, 0}, {}, second), OutOfMemory);
+  for (Bytes at = 0; at < 20 * kMiB; at += kUnit) {
+    EXPECT_EQ(standin_memory_at(reinterpret_cast<void*>(part(a, at, at).begin)),
+              before[static_cast<std::size_t>(at / kUnit)]);
+  }
+  EXPECT_EQ(memory_->figures().shared, 10 * kMiB);
+  EXPECT_EQ(cudaFree(most), kCudaSuccess);
+  EXPECT_EQ(held(), 10 * kMiB);
+  memory_->settle({1, 0}, {}, second);
+  EXPECT_EQ(held(), 20 * kMiB);
+}
+
 TEST_F(Graphs, RequestsOutsideOfCapturesShareNothing) {
   segment(1, 20 * kMiB);
   memory_->settle({1, 0}, {});
@@ -226,6 +369,14 @@ std::uint64_t behind(std::uintptr_t address) {
   const std::uint64_t handle = standin_memory_at(reinterpret_cast<void*>(address));
   EXPECT_NE(handle, 0U) << "an address without memory";
   return handle;
+}
+
+std::set<std::uintptr_t> pages_of(const Addresses& at) {
+  std::set<std::uintptr_t> result;
+  for (std::uintptr_t page = at.begin / kUnit * kUnit; page < at.end; page += kUnit) {
+    result.insert(page);
+  }
+  return result;
 }
 
 // Random blocks of a capture, placed as torch places them, best fit in segments: chunks of blocks
@@ -289,13 +440,7 @@ TEST_F(Graphs, HoldUnderRandomBlocks) {
       }
     }
     memory_->settle({pool, 0}, kept, uses);
-    const auto pages = [](const Block& block) {
-      std::set<std::uintptr_t> result;
-      for (std::uintptr_t at = block.at.begin / kUnit * kUnit; at < block.at.end; at += kUnit) {
-        result.insert(at);
-      }
-      return result;
-    };
+    const auto pages = [](const Block& block) { return pages_of(block.at); };
     for (const Block& a : blocks) {
       for (const Block& b : blocks) {
         const bool at_once =
@@ -322,6 +467,133 @@ TEST_F(Graphs, HoldUnderRandomBlocks) {
   const GraphMemory::Figures f = memory_->figures();
   EXPECT_EQ(held(), f.shared + f.own);
   EXPECT_LT(f.shared, most) << "of twelve graphs";
+}
+
+// Random captures, several into each pool, in which blocks of earlier ones are freed: whatever
+// lives at once in a pool has chunks of its own, and what lives between captures shares with no
+// other pool. Writes of all graphs, in the order of their captures, leave each block what it wrote.
+TEST_F(Graphs, HoldUnderRandomPasses) {
+  std::mt19937 random(23);
+  const auto below = [&](Bytes n) {
+    return std::uniform_int_distribution<Bytes>(0, n - 1)(random);
+  };
+  struct Block {
+    Addresses at;
+    std::uint64_t stream;
+    std::int64_t from;
+    int number;  // of the write
+  };
+  struct Step {  // a block is written, or read for the last time
+    Addresses at;
+    int number;
+    bool writes;
+  };
+  struct Pool {
+    std::vector<Block> live;
+    std::map<std::uintptr_t, std::pair<std::uintptr_t, std::uint64_t>> idle;  // end and stream
+    std::vector<std::vector<Step>> graphs;
+  };
+  std::map<std::uint64_t, Pool> pools;
+  int number = 0;
+  std::size_t several = 0;
+  std::vector<std::uint64_t> order;
+  for (int pass = 0; pass < 4; ++pass) {
+    for (std::uint64_t id = 1; id <= 5; ++id) order.push_back(id);
+  }
+  std::ranges::shuffle(order, random);
+  for (const std::uint64_t id : order) {
+    Pool& pool = pools[id];
+    std::vector<GraphMemory::Use> uses;
+    std::vector<Step> steps;
+    for (Block& block : pool.live) block.from = 0;
+    const bool frees = below(2) == 0;  // more than it requests
+    for (std::int64_t tick = 1; tick < 150; ++tick) {
+      if (!pool.live.empty() && below(10) < (frees ? 6 : 4)) {
+        const auto it = pool.live.begin() + below(static_cast<Bytes>(pool.live.size()));
+        uses.push_back({it->at, it->from, tick, it->stream});
+        steps.push_back({it->at, it->number, false});
+        pool.idle[it->at.begin] = {it->at.end, it->stream};
+        pool.live.erase(it);
+        continue;
+      }
+      const Bytes size = below(3) == 0 ? (1 + below(12)) * kMiB : 512 * (1 + below(4000));
+      const std::uint64_t stream = static_cast<std::uint64_t>(below(8) == 0);
+      auto place = std::ranges::find_if(pool.idle, [&](const auto& hole) {
+        return hole.second.second == stream &&
+               static_cast<Bytes>(hole.second.first - hole.first) >= size;
+      });
+      if (place == pool.idle.end() || below(3) == 0) {
+        const Bytes room = (std::max(size, 10 * kMiB) + kUnit - 1) / kUnit * kUnit;
+        const Addresses whole = part(segment(id, room), 0, room);
+        place = pool.idle.insert({whole.begin, {whole.end, stream}}).first;
+      }
+      const auto [begin, rest] = *place;
+      pool.idle.erase(place);
+      const std::uintptr_t end = begin + static_cast<std::size_t>(size);
+      if (end < rest.first) pool.idle[end] = rest;
+      pool.live.push_back({{begin, end}, stream, tick, ++number});
+      steps.push_back({{begin, end}, number, true});
+    }
+    std::vector<Addresses> kept;
+    for (const Block& block : pool.live) {
+      kept.push_back(block.at);
+      uses.push_back({block.at, block.from, GraphMemory::Use::kAlways, block.stream});
+    }
+    pool.graphs.push_back(steps);
+    memory_->settle({id, 0}, kept, uses);
+    ASSERT_EQ(held(), memory_->figures().shared + memory_->figures().own);
+
+    // Replays: each pool's graphs in their order, one graph of any pool at a time.
+    // What a chunk holds, by the page that it was written through: a write through one page spoils
+    // what was written through others.
+    std::map<std::uint64_t, std::pair<std::uintptr_t, std::set<int>>> written;
+    const auto write = [&](const Addresses& at, int what) {
+      for (const std::uintptr_t page : pages_of(at)) {
+        auto& [through, values] = written[behind(page)];
+        if (through != page) values.clear();
+        through = page;
+        values.insert(what);
+      }
+    };
+    const auto holds = [&](const Addresses& at, int what) {
+      return std::ranges::all_of(pages_of(at), [&](std::uintptr_t page) {
+        const auto& [through, values] = written[behind(page)];
+        return through == page && values.contains(what);
+      });
+    };
+    std::vector<std::uint64_t> turns;
+    for (const auto& [other, its] : pools) turns.insert(turns.end(), its.graphs.size(), other);
+    std::ranges::shuffle(turns, random);
+    std::map<std::uint64_t, std::size_t> done;
+    for (const std::uint64_t turn : turns) {
+      for (const Step& step : pools[turn].graphs[done[turn]++]) {
+        if (step.writes) {
+          write(step.at, step.number);
+        } else {
+          ASSERT_TRUE(holds(step.at, step.number)) << "pool " << turn;
+        }
+      }
+    }
+    std::set<std::uint64_t> lasting;
+    for (const auto& [other, its] : pools) {
+      std::set<std::uint64_t> mine;
+      for (const Block& block : its.live) {
+        ASSERT_TRUE(holds(block.at, block.number)) << "what lives on, of pool " << other;
+        for (const std::uintptr_t page : pages_of(block.at)) mine.insert(behind(page));
+      }
+      for (const std::uint64_t handle : mine) {
+        EXPECT_TRUE(lasting.insert(handle).second) << "two pools have it";
+      }
+    }
+    std::map<std::uint64_t, std::set<std::uintptr_t>> users;  // of a chunk, in this pool
+    for (const auto& graph : pool.graphs) {
+      for (const Step& step : graph) {
+        for (const std::uintptr_t page : pages_of(step.at)) users[behind(page)].insert(page);
+      }
+    }
+    for (const auto& [handle, its] : users) several += its.size() > 1;
+  }
+  EXPECT_GT(several, 100U) << "chunks that a pool has at several addresses";
 }
 
 // Random captures, later ones into pools that have graphs already: no two addresses of a pool have

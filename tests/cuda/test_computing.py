@@ -119,6 +119,62 @@ def test_a_captured_graph_computes_at_each_replay() -> None:
     _run(_GRAPH)
 
 
+_SHARED_GRAPHS = """
+import standin, torch
+from computing import Computing
+from torch import nn
+
+import stalloc
+
+
+def layer():
+    inner = nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)
+    return nn.Sequential(nn.LayerNorm(256), *inner).cuda()
+
+
+def train():
+    torch.manual_seed(5)
+    layers = [layer() for _ in range(4)]
+    weights = [weight for each in layers for weight in each.parameters()]
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    x = torch.randn(1024, 256, device="cuda")
+    graphed = [
+        torch.cuda.make_graphed_callables(each, (torch.zeros_like(x, requires_grad=True),))
+        for each in layers
+    ]
+    losses = []
+    for order in (graphed, graphed[::-1], graphed):
+        y = x
+        for each in order:
+            y = each(y)
+        loss = (y - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    for each in layers:
+        del each.forward  # the graphs go
+    return losses + [weight.tolist() for weight in weights]
+
+
+with Computing():
+    expected = train()
+    stalloc.share_graphs()
+    assert train() == expected
+    settle = stalloc.graphs._core.settle_graph_pool
+
+    def settle_as_if_nothing_lived_on(device, pool, kept, uses):
+        settle(device, pool, [], [use for use in uses if use[3] < stalloc.graphs._ALWAYS])
+
+    stalloc.graphs._core.settle_graph_pool = settle_as_if_nothing_lived_on
+    assert train() != expected, "what lives on has memory that others have"
+"""
+
+
+def test_graphs_that_share_memory_compute_what_others_do() -> None:
+    _run(_SHARED_GRAPHS)
+
+
 _FAULTS = """
 import standin, torch
 from computing import Computing

@@ -165,6 +165,138 @@ def test_a_history_that_the_program_stops_tells_nothing() -> None:
         torch.cuda.empty_cache()
 
 
+def scattered(kib: tuple[int, int] = (1000, 40)) -> list[Tensor]:
+    """Eight small results, each in a segment of torch's that is full of temporaries."""
+
+    temporaries, kept = [], []
+    for _ in range(8):
+        for size in (kib[0], kib[0], kib[1]):
+            block = torch.empty(size << 10, dtype=torch.uint8, device="cuda")
+            (temporaries if size == kib[0] else kept).append(block)
+    return kept
+
+
+def own_of(body: Any, pool: Any = None) -> tuple[int, Any]:
+    """The memory that a capture adds for what lives on, and the graph with its result."""
+    before = stalloc.graph_memory().own
+    each = captured(body, pool)
+    return stalloc.graph_memory().own - before, each
+
+
+@isolated
+def test_what_lives_on_lies_together_once_its_like_was_captured() -> None:
+    stalloc.share_graphs()
+    graphs = [own_of(scattered)]
+    assert graphs[0][0] == 16 * MIB, "as torch places them"
+    for _ in range(3):
+        graphs.append(own_of(scattered))
+        assert graphs[-1][0] == 2 * MIB
+    # Smaller ones, in the same order.
+    graphs.append(own_of(lambda: scattered(kib=(960, 20))))
+    assert graphs[-1][0] == 2 * MIB
+    # Two kinds by turns.
+    for _ in range(2):
+        graphs += [own_of(lambda: temporaries(1, outputs=6)), own_of(scattered)]
+        assert graphs[-1][0] == 2 * MIB
+    assert graphs[-2][0] == 6 * MIB
+    for _, each in graphs:
+        each[0].replay()
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_captures_unlike_those_before_keep_what_lives_on() -> None:
+    def other() -> list[Tensor]:  # of the same sizes, and nothing of it lives on as before
+        kept = []
+        for _ in range(8):
+            kept += [torch.empty(1000 << 10, dtype=torch.uint8, device="cuda") for _ in range(2)]
+            torch.empty(40 << 10, dtype=torch.uint8, device="cuda")
+        return kept
+
+    stalloc.share_graphs()
+    graphs = [captured(scattered), captured(other), captured(scattered), captured(other)]
+    chunks = [
+        {
+            standin.memory_at(at)
+            for block in kept
+            for at in (block.data_ptr(), block.data_ptr() + block.numel() - 1)
+        }
+        for _, kept in graphs
+    ]
+    for i, mine in enumerate(chunks):
+        for others in chunks[i + 1 :]:
+            assert not mine & others
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_memory_goes_with_a_graph_that_is_reset() -> None:
+    stalloc.share_graphs()
+    before = held()
+    for _ in range(2):
+        graphs = [captured(scattered)[0] for _ in range(3)]
+        graphs.append(captured(scattered, pool=graphs[0].pool())[0])
+        graphs[0].reset()
+        torch.cuda.empty_cache()
+        assert stalloc.graph_memory().pools == 3, "another graph has the pool"
+        for graph in graphs[1:]:
+            graph.replay()
+            graph.reset()
+        torch.cuda.empty_cache()
+        assert stalloc.graph_memory().reserved == 0
+        assert held() == before
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_results_outlive_their_graphs() -> None:
+    stalloc.share_graphs()
+    graph, kept = captured(scattered)
+    again, others = captured(scattered, pool=graph.pool())
+    handles = [standin.memory_at(block.data_ptr()) for block in others]
+    del graph, again
+    torch.cuda.empty_cache()
+    assert [standin.memory_at(block.data_ptr()) for block in others] == handles
+    assert all(handles)
+    del kept, others
+    torch.cuda.empty_cache()
+    assert stalloc.graph_memory().reserved == 0
+
+
+@isolated
+def test_graphs_without_native_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stalloc.graphs._module", lambda: None)
+    stalloc.share_graphs()
+    graphs = [captured(scattered) for _ in range(3)]
+    for graph, _ in graphs:
+        graph.replay()
+    del graphs, graph, _
+    torch.cuda.empty_cache()
+    assert stalloc.graph_memory().reserved == 0
+
+
+@isolated
+def test_captures_of_others_have_their_own_pools() -> None:
+    stalloc.share_graphs()
+    captured(scattered)
+    stream = torch.cuda.Stream()
+    handle = torch.cuda.MemPool()
+
+    def beside() -> list[Tensor]:
+        kept = scattered()
+        with torch.cuda.use_mem_pool(handle):  # what the program asks for comes first
+            kept.append(mib(4))
+        return kept
+
+    _graph, kept = captured(beside)
+    assert kept[-1].data_ptr() in {
+        segment["address"] for segment in torch.cuda.memory_snapshot(handle.id)
+    }
+    with torch.cuda.stream(stream):
+        mib(2)
+    assert standin.misuses() == 0, standin.complaint()
+
+
 @isolated
 def test_replays_on_other_streams_wait() -> None:
     stalloc.share_graphs()
@@ -229,6 +361,31 @@ def test_layers_that_torch_graphs_share() -> None:
     stalloc.share_graphs()
     shared = memory_of(4)
     assert shared < plain
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_gradients_have_the_memory_of_activations() -> None:
+    """A later layer adds its activations, and the gradient that comes before their end."""
+    width, rows = 512, 4096
+
+    def layer() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        ).cuda()
+
+    stalloc.share_graphs()
+    x = torch.randn(rows, width, device="cuda", requires_grad=True)
+    layers = [torch.cuda.make_graphed_callables(layer(), (x,)) for _ in range(2)]
+    before = stalloc.graph_memory()
+    layers.append(torch.cuda.make_graphed_callables(layer(), (x,)))
+    added = stalloc.graph_memory().reserved - before.reserved
+    activations = (2 * 4 + 1) * rows * width * 4  # of the first linear, of the GELU, and the result
+    assert added <= activations + 4 * width * width * 4 + 2 * MIB
+    y = x
+    for each in layers:
+        y = each(y)
+    y.sum().backward()
     assert standin.misuses() == 0, standin.complaint()
 
 
@@ -305,6 +462,11 @@ def test_graphs_share_beside_a_plan() -> None:
             graph.replay()
         step()
     assert stalloc.graph_memory().shared < 80 * MIB
+    assert stalloc.memory_stats()["hit_rate"] > 0.9
+    graphs.append(captured(scattered))
+    assert own_of(scattered)[0] == 2 * MIB
+    for _ in range(2):
+        step()
     assert stalloc.memory_stats()["hit_rate"] > 0.9
     assert standin.hazards() == 0, standin.complaint()
 

@@ -13,9 +13,6 @@
 namespace stalloc::torch_adapters {
 namespace {
 
-// torch silently ignores a lower priority than that of the registered allocator.
-constexpr std::uint8_t kHighest = 255;
-
 // Written once, by the thread that installs first, before any block of ours exists.
 CudaAllocator* ours = nullptr;
 c10::Allocator* registered = nullptr;  // for the device type, before ours

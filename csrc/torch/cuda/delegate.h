@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/headeronly/version.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <unordered_set>
@@ -18,6 +19,10 @@
 namespace stalloc::torch_adapters {
 
 namespace allocator_api = c10::cuda::CUDACachingAllocator;
+
+// Of an allocator that is registered with torch, which silently ignores a lower priority than that
+// of the one before.
+inline constexpr std::uint8_t kHighest = 255;
 
 class Delegate : public allocator_api::CUDAAllocator {
  public:

@@ -1,10 +1,12 @@
 // The Python module of native mode: the code that must be compiled against a CUDA build of torch.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "runtime/device_runtime.h"
 #include "torch/autograd.h"
 #include "torch/cuda/adapter.h"
 #include "torch/cuda/allocator.h"
+#include "torch/cuda/graph_routes.h"
 #include "torch/cuda/pinned.h"
 #include "torch/cuda/program_order.h"
 
@@ -60,6 +62,15 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
         adapters::follow_program_order(stalloc::runtime::DeviceRuntime::find_gpu(device), device);
       },
       py::arg("device"), "Reports the order of the device's streams to its recorder; -1: no more.");
+  m.def("begin_graph_routes", &adapters::begin_graph_routes, py::arg("device"), py::arg("pool"),
+        py::arg("kept"), py::arg("number"), py::call_guard<py::gil_scoped_release>(),
+        "A capture into `pool` begins, after `number` others; `kept` serves what will live on.");
+  m.def("end_graph_routes", &adapters::end_graph_routes, py::call_guard<py::gil_scoped_release>(),
+        "It has ended, or failed. True if the graph holds the kept pool.");
+  m.def("learn_graph_lives", &adapters::learn_graph_lives, py::arg("lives"),
+        "Which requests of the last capture live on, in their order.");
+  m.def("release_graph_pool", &adapters::release_graph_pool, py::arg("device"), py::arg("pool"),
+        py::call_guard<py::gil_scoped_release>());
   m.def("install_pinned", &adapters::install_pinned, py::arg("device"));
   m.def("settle_pinned", &adapters::settle_pinned, py::call_guard<py::gil_scoped_release>());
   m.def("give_back_pinned", &adapters::give_back_pinned, py::call_guard<py::gil_scoped_release>());
