@@ -208,12 +208,12 @@ class Cycle:
         if proposal is None or self._recording is None:
             return
         first = all(p.grad is None for p in forward.module.parameters())
+        request_workspaces(forward.module, self._device)  # torch would, and they count
         if self._memory.shortage(proposal, first=first) is not None:
             return
         self._planning.inputs = names(proposal.plan, "inputs")
         self._recording.stop()
         self._recording = None
-        request_workspaces(forward.module, self._device)
         try:
             self._serve(proposal, forward, kept=True)
         except OutOfMemory:

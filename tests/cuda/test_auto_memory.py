@@ -544,6 +544,46 @@ print(change["iteration"], first["misses"], first["conflicts"], stats["conflicts
         assert departures == [0, 0, 0, 0], done.stdout
 
 
+def test_a_kept_plan_that_does_not_fit_beside_workspaces_serves_nothing(tmp_path: Path) -> None:
+    """cuBLAS's workspaces need more than all else; in the first run torch's segments suffice."""
+    script = """
+import torch, stalloc
+import standin, training_cuda
+
+torch.manual_seed(0)
+wide = [torch.nn.Linear(784, 400), torch.nn.ReLU(), torch.nn.Linear(400, 784), torch.nn.Sigmoid()]
+model = torch.nn.Sequential(*wide).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+stalloc.auto(model)
+for iteration in range(10_000):
+    optimizer.zero_grad()
+    output = model(torch.rand(512, 784, device="cuda"))
+    torch.nn.functional.mse_loss(output, torch.rand(512, 784, device="cuda")).backward()
+    optimizer.step()
+    if stalloc.status()["stage"] in ("serving", "resting") and iteration > 10:
+        break
+print(len(stalloc.status()["changes"]), torch.cuda.max_memory_reserved())
+"""
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    folders = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+    peaks = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(file)],
+            env=os.environ | {"STALLOC_CACHE": str(tmp_path / "cache"), "PYTHONPATH": folders},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        changes, peak = map(int, done.stdout.split())
+        assert changes == 0
+        peaks.append(peak)
+    assert list((tmp_path / "cache").iterdir()), "a plan was kept"
+    assert peaks[1] <= peaks[0]
+
+
 @isolated
 def test_workspaces_are_requested_only_where_they_may_be() -> None:
     from stalloc._auto.kept import request_workspaces
