@@ -566,6 +566,25 @@ while loss.item() > 1e-3:
 
 
 @isolated
+def test_products_with_a_type_of_their_own_are_products() -> None:
+    """Their workspace is requested, and their operations are counted."""
+
+    def build() -> Step:
+        bias, x = torch.zeros(64, device="cuda"), torch.zeros(8, 64, device="cuda").bfloat16()
+        weight = torch.zeros(64, 64, device="cuda", requires_grad=True)
+
+        def step() -> None:
+            torch.addmm(bias, x, weight.detach().bfloat16(), out_dtype=torch.float32)
+            weight.sum().backward()
+            weight.grad = None
+
+        return step
+
+    estimate = stalloc.estimate(build, gpu="RTX 3060", plan=False)
+    assert estimate.parts["cuBLAS workspaces"] == WORKSPACE
+
+
+@isolated
 def test_data_parallel_is_one_gpu() -> None:
     def build() -> Step:
         model = nn.DataParallel(nn.Linear(8, 8)).cuda()
