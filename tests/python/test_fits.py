@@ -354,6 +354,27 @@ def test_gradients_are_added_in_place_as_on_a_gpu() -> None:
 
 
 @isolated
+def test_a_gradient_is_never_added_to_a_later_one() -> None:
+    """The earlier gradient of tied weights is a view of a product, so autograd makes their sum."""
+
+    def build() -> Step:
+        embedding = nn.Embedding(1000, 1000).cuda()
+
+        def step() -> None:
+            x = embedding(torch.zeros(16, dtype=torch.int64, device="cuda"))
+            nn.functional.linear(x, embedding.weight).sum().backward()
+            embedding.zero_grad()
+
+        return step
+
+    trace = stalloc.estimate(build, plan=False).trace
+    begin, end = trace.iterations[-2:]
+    table = trace.requests
+    inside = (table.lower >= begin) & (table.lower < end) & (table.size == 4_000_000)
+    assert int(inside.sum()) == 3
+
+
+@isolated
 def test_nothing_remains() -> None:
     before = torch.cuda.is_available(), torch.utils.data.DataLoader.__init__, nn.Parameter.__new__
     stalloc.estimate(partial(training, "cuda"))
