@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)
@@ -28,10 +29,13 @@ import torch  # noqa: E402
 from commit import last_change  # noqa: E402
 
 import stalloc  # noqa: E402
-from fits.runs import training  # noqa: E402
+from fits.runs import ITERATIONS, is_language, lengths, training  # noqa: E402
 
 RIVALS = ("xmem", "dnnmem", "schedtune")
 NAMES = {"stalloc": "stalloc", "xmem": "xMem", "dnnmem": "DNNMem", "schedtune": "SchedTune"}
+DRAWS = 5
+"""Times that the lengths of sentences are drawn; the estimate is the median."""
+
 MIB = 1 << 20
 
 
@@ -56,22 +60,35 @@ def main() -> None:
 def estimated(row: dict[str, str]) -> dict[str, object]:
     """The row with stalloc's estimate."""
     begin = time.perf_counter()
-    build = training(row["model"], row["optimizer"], int(row["batch"]))
-    estimate = stalloc.estimate(build, gpu="RTX 3060", plan=False)
+    model, optimizer, batch = row["model"], row["optimizer"], int(row["batch"])
+    padded: list[tuple[int, ...]] = [()]
+    if is_language(model):
+        padded = [lengths(model, batch, f"{row['run']} {number}") for number in range(DRAWS)]
+    peaks = {each: _peaks(model, optimizer, batch, each) for each in set(padded)}
+    loads, reserved = zip(*(peaks[each] for each in padded), strict=True)
+    estimate = statistics.median_low(reserved)
     seconds = time.perf_counter() - begin
     measured = int(row["measured"])
     result: dict[str, object] = {**row, "measured": measured, "seconds": seconds}
-    result["stalloc"] = estimate.reserved
+    result["stalloc"] = estimate
+    result["drawn"] = min(reserved), max(reserved)
     for name in RIVALS:
         result[name] = int(row[name])
     print(
-        f"{row['model']} {row['optimizer']} {row['batch']}: load {estimate.load / MIB:.0f}, "
-        f"reserved {estimate.reserved / MIB:.0f}, measured {measured / MIB:.0f} MiB, "
-        f"{estimate.reserved / measured - 1:+.2%}, {seconds:.1f} s",
+        f"{model} {optimizer} {batch}: load {max(loads) / MIB:.0f}, "
+        f"reserved {estimate / MIB:.0f} ({min(reserved) / MIB:.0f} to {max(reserved) / MIB:.0f}), "
+        f"measured {measured / MIB:.0f} MiB, {estimate / measured - 1:+.2%}, {seconds:.1f} s",
         file=sys.stderr,
         flush=True,
     )
     return result
+
+
+def _peaks(model: str, optimizer: str, batch: int, padded: tuple[int, ...]) -> tuple[int, int]:
+    """The load of a run, and what torch reserves."""
+    build = training(model, optimizer, batch, padded)
+    estimate = stalloc.estimate(build, gpu="RTX 3060", iterations=ITERATIONS, plan=False)
+    return estimate.load, estimate.reserved
 
 
 def table(rows: list[dict[str, object]]) -> str:
@@ -99,11 +116,13 @@ def table(rows: list[dict[str, object]]) -> str:
     lines += ["", (HERE / "analysis.md").read_text().strip()]
     lines += [
         "",
-        "| model | optimizer | batch | measured, MiB | stalloc | xMem | DNNMem | SchedTune |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | optimizer | batch | measured, MiB | stalloc | drawn lengths | xMem | DNNMem | "
+        "SchedTune |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         errors = [f"{_error(row, name, signed=True):+.2%}" for name in NAMES]
+        errors.insert(1, _drawn(row))
         lines.append(
             f"| {row['model']} | {row['optimizer']} | {row['batch']} | "
             f"{int(str(row['measured'])) / MIB:,.0f} | " + " | ".join(errors) + " |"
@@ -121,7 +140,13 @@ def _version(package: str) -> str:
 
 
 def _is_language(row: dict[str, object]) -> bool:
-    return "/" in str(row["model"]) or row["model"] == "T5-small"
+    return is_language(str(row["model"]))
+
+
+def _drawn(row: dict[str, Any]) -> str:
+    """The errors of the lowest and the highest of the draws, if they differ."""
+    low, high = (peak / row["measured"] - 1 for peak in row["drawn"])
+    return "" if low == high else f"{low:+.2%} to {high:+.2%}"
 
 
 def _error(row: dict[str, object], name: str, *, signed: bool = False) -> float:

@@ -21,6 +21,7 @@ class Script:
         path: Its path there.
         cpu: Its arguments on the CPU, split at spaces; None: it does not run there.
         gpu: The same on a GPU.
+        fits: The same under `stalloc fits`; None: those on a GPU.
         data: The files that are made for it, by the name of data.py.
         changing: True if shapes change from iteration to iteration.
         processes: Their number.
@@ -42,6 +43,7 @@ class Script:
     paths: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    fits: str | None = None
 
     @property
     def checkout(self) -> str:
@@ -55,11 +57,16 @@ class Script:
 
     def runs_on(self, machine: str) -> bool:
         """True if there are arguments for this machine."""
-        return (self.cpu if machine == "cpu" else self.gpu) is not None
+        return self._text(machine) is not None
 
     def arguments(self, machine: str) -> list[str]:
-        """Its arguments on a machine."""
-        return ((self.cpu if machine == "cpu" else self.gpu) or "").split()
+        """Its arguments on a machine: cpu, gpu, or fits."""
+        return (self._text(machine) or "").split()
+
+    def _text(self, machine: str) -> str | None:
+        if machine == "fits" and self.fits is not None:
+            return self.fits
+        return self.cpu if machine == "cpu" else self.gpu
 
 
 _EXAMPLES = "pytorch/examples"
@@ -297,6 +304,90 @@ SCRIPTS: tuple[Script, ...] = (
         data="nanogpt",
         processes=2,
         note="two processes; random tokens",
+    ),
+    Script(
+        "nanogpt-compiled",
+        "karpathy/nanoGPT",
+        "train.py",
+        None,
+        None,
+        data="nanogpt",
+        fits="config/train_shakespeare_char.py",
+        note=f"{_RANDOM_TEXT}; compiled, as it is by default",
+    ),
+    Script(
+        "imagenet",
+        _EXAMPLES,
+        "imagenet/main.py",
+        None,
+        None,
+        fits="--dummy --arch resnet50 --batch-size 64",
+    ),
+    Script(
+        "imagenet-ddp",
+        _EXAMPLES,
+        "imagenet/main.py",
+        None,
+        None,
+        processes=4,
+        fits="--dummy --arch vit_b_16 --batch-size 256 --multiprocessing-distributed "
+        "--world-size 1 --rank 0 --dist-url tcp://127.0.0.1:29500",
+        note="four processes",
+    ),
+    Script(
+        "trl-sft-lora",
+        "huggingface/trl",
+        "trl/scripts/sft.py",
+        None,
+        None,
+        data="conversations",
+        start=".",
+        fits=f"--model_name_or_path model --dataset_name conversations {_TRAINER} "
+        "--per_device_train_batch_size 4 --use_peft --lora_r 16 "
+        "--lora_target_modules q_proj v_proj",
+        note=_RANDOM_MODEL,
+    ),
+    Script(
+        "timm-resnet50",
+        "huggingface/pytorch-image-models",
+        "train.py",
+        None,
+        None,
+        data="pictures",
+        fits="--data-dir pictures --model resnet50 --num-classes 2 --batch-size 16 --amp "
+        "--model-ema --mixup 0.2",
+        note="random pictures",
+    ),
+    Script(
+        "lightning-transformer",
+        "Lightning-AI/pytorch-lightning",
+        "examples/pytorch/basics/transformer.py",
+        None,
+        None,
+        data="lightning-text",
+        fits="",
+        note=_RANDOM_TEXT,
+    ),
+    Script(
+        "fsdp2",
+        _EXAMPLES,
+        "distributed/FSDP2/example.py",
+        None,
+        None,
+        processes=4,
+        fits="",
+        note="four processes",
+    ),
+    Script(
+        "fsdp-tp",
+        _EXAMPLES,
+        "distributed/tensor_parallelism/fsdp_tp_example.py",
+        None,
+        None,
+        processes=4,
+        paths=("distributed/tensor_parallelism",),
+        fits="",
+        note="four processes",
     ),
 )
 

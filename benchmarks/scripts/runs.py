@@ -62,34 +62,21 @@ def _run(
     cache: Path,
     timeout: int,
 ) -> Run:
-    copy, found = work / "copy" / script.name, work / "found" / f"{script.name}.{machine}.{way}"
-    for folder in (copy, found):
-        shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(sources / script.checkout, copy, ignore=_UNUSED, symlinks=True)
+    copy, found = fresh_copy(script, sources, machine, work), work / "found"
+    found /= f"{script.name}.{machine}.{way}"
+    shutil.rmtree(found, ignore_errors=True)
     found.mkdir(parents=True)
-    make(script.data, copy, machine, work / "data")
-    environment = {
-        **os.environ,
-        "STALLOC_CACHE": str(cache) if way in ("first", "second") else "0",
-        "SCRIPTS_PROBE": str(found),
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HOME": str(work / "huggingface"),
-        "PYTHONHASHSEED": "0",
-        **script.environment,
-    }
+    environment = environment_of(script, copy, work, probe=_PROBE)
+    environment["STALLOC_CACHE"] = str(cache) if way in ("first", "second") else "0"
+    environment["SCRIPTS_PROBE"] = str(found)
     environment["SCRIPTS_DIGEST" if machine == "cpu" else "SCRIPTS_PRETENDED"] = "1"
     environment["STANDIN_DEVICES"] = str(script.processes)  # of the pretended kind
     if way == "expandable":
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    paths = [str(_PROBE), *(str(copy / path) for path in script.paths)]
-    environment["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     command = _command(script, machine, way, copy)
     log = work / f"{script.name}.{machine}.{way}.log"
     begun = time.monotonic()
-    code = _call(command, copy / script.folder, environment, log, timeout)
+    code = call(command, copy / script.folder, environment, log, timeout)
     run = _collected(script, found)
     run["seconds"] = round(time.monotonic() - begun, 1)
     if machine == "cpu":
@@ -100,7 +87,36 @@ def _run(
     return run
 
 
-def _call(
+def fresh_copy(script: Script, sources: Path, machine: str, work: Path) -> Path:
+    """A copy of the script's repository, with its data."""
+    copy = work / "copy" / script.name
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(sources / script.checkout, copy, ignore=_UNUSED, symlinks=True)
+    make(script.data, copy, machine, work / "data")
+    return copy
+
+
+def environment_of(
+    script: Script, copy: Path, work: Path, *, probe: Path | None = None
+) -> dict[str, str]:
+    """The variables of a script without a network, on one core."""
+    paths = [] if probe is None else [str(probe)]
+    paths += [str(copy / path) for path in script.paths]
+    return {
+        **os.environ,
+        "STALLOC_CACHE": "0",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HOME": str(work / "huggingface"),
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+        **script.environment,
+    }
+
+
+def call(
     command: list[str], folder: Path, environment: dict[str, str], log: Path, timeout: int
 ) -> int:
     """Runs a command, and ends it and its children once it takes too long."""

@@ -28,17 +28,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    in_kernel_invocation_manager,
-)
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from stalloc import _core
 from stalloc._estimate import choices, collectives
+from stalloc._estimate.threads import Fakes
 from stalloc._estimate.values import Unanswerable, Values, script_line
 from stalloc._meta_kernels import unrecorded
 
@@ -76,7 +73,7 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.values = values
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake = Fakes()
         self.watch = watch
         self.workspace = workspace
         self.workspaces: dict[bool, Any] = {}
@@ -164,15 +161,21 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._request_workspace()
             result = self._kernel(func, args, kwargs)
             if (count := flop_registry.get(func._overloadpacket)) is not None:
-                self.flops += count(*args, **kwargs, out_val=result)
+                # The counters have no place for the type that some overloads are given.
+                counted = (arg for arg in args if not isinstance(arg, torch.dtype))
+                self.flops += count(*counted, **kwargs, out_val=result)
         else:
             with unrecorded():
                 result = self._kernel(func, args, kwargs)
-        return pytree.tree_map_only(
-            Tensor,
-            lambda x: x if isinstance(x, FakeTensor) else FakeTensor(self.fake, x, device),
-            result,
-        )
+
+        def on_device(tensor: Tensor) -> FakeTensor:
+            if isinstance(tensor, FakeTensor):
+                return tensor
+            return FakeTensor(self.fake, tensor, device)
+
+        if isinstance(result, Tensor):
+            return on_device(result)
+        return pytree.tree_map_only(Tensor, on_device, result)
 
     def _request_workspace(self) -> None:
         in_backward = _in_backward()
@@ -275,7 +278,7 @@ _ANSWERS: dict[Any, Answer] = {}
 _PRODUCTS = {
     getattr(getattr(_ATEN, name), overload)
     for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "addmv", "mv", "dot")
-    for overload in ("default", "out")
+    for overload in getattr(_ATEN, name).overloads()
 }
 _MIXED = {
     _ATEN.index.Tensor,

@@ -93,17 +93,17 @@ def _channels_last(tensor: Tensor) -> torch.memory_format | None:
 
 @answers(_ATEN.add.Tensor)
 def _accumulate(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Adds two gradients of one tensor as autograd does on a GPU: in place, if nobody else has one.
+    """Adds a gradient to an earlier one of the same tensor as autograd does on a GPU.
 
-    For tensors of a class of their own it makes a new one instead.
+    It adds in place if nobody else has the earlier one. For tensors of a class of their own it
+    makes a new one instead.
     """
     if kwargs or torch.is_grad_enabled() or not engine_asks(sys._getframe(2)):
         return NotImplemented
     if not all(isinstance(arg, FakeTensor) for arg in args) or args[0].shape != args[1].shape:
         return NotImplemented
-    for mine, other in (args, args[::-1]):
-        if mine.dtype == other.dtype and _is_unshared(mine):
-            return gpu.run(_ATEN.add_.Tensor, (mine, other), {})
+    if args[0].dtype == args[1].dtype and _is_unshared(args[0]):
+        return gpu.run(_ATEN.add_.Tensor, args, {})
     return NotImplemented
 
 

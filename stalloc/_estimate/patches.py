@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 
-from stalloc._estimate import compiled, flexible, operators, saving, streams
+from stalloc._estimate import compiled, flexible, operators, saving, streams, threads
 from stalloc._estimate import world as processes
 from stalloc._estimate.cards import Card
 from stalloc._estimate.gpu import PretendedGpu, choose_own_gpu, own_gpu
@@ -63,7 +64,7 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
     choose_own_gpu(0 if world is None else world.local_rank)
     only_lift = torch._C._only_lift_cpu_tensors()
     multithreaded = torch.autograd.is_multithreading_enabled()
-    threads = torch.autograd.grad_mode.set_multithreading_enabled(False)
+    backward = torch.autograd.grad_mode.set_multithreading_enabled(False)
     library = _torch.library.Library("aten", "IMPL")
     module = torch_module()
     module.pretend_gpu()
@@ -77,6 +78,7 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
         compiled.patch(patches, gpu)
         flexible.patch(patches)
         processes.patch(patches, gpu.values, world)
+        threads.patch(patches, partial(_on_thread, gpu))
         # Some versions of torch open the GPU for the first of these tensors.
         patches.replace(fake_tensor, "init_gpu_context", lambda _: None)
         # torch without CUDA knows only the attention that holds all scores.
@@ -96,10 +98,22 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
         choose_own_gpu(0)
         library._destroy()
         torch._C._set_only_lift_cpu_tensors(only_lift)
-        threads.__exit__(None, None, None)
+        backward.__exit__(None, None, None)
         torch._C._set_multithreading_enabled(multithreaded)
         gc.collect()
         module.pretend_no_gpu()
+
+
+@contextlib.contextmanager
+def _on_thread(gpu: PretendedGpu) -> Iterator[None]:
+    """The modes of a thread that the script has started."""
+    with _Indices():
+        # Not as a context: what that notes about the modes is the process's, not the thread's.
+        _python_dispatch._push_mode(gpu)
+        try:
+            yield
+        finally:
+            _python_dispatch._pop_mode()
 
 
 def _seek_no_gpu() -> bool:

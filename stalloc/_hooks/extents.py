@@ -134,7 +134,9 @@ def _parameters_of(module: nn.Module) -> tuple[str, ...]:
         names = tuple(
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         )
-        wrapped = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
+        wrapped = getattr(inner, "module", None)
+        if wrapped is None:  # never by its truth: a compiled module is asked for its length
+            wrapped = getattr(inner, "_orig_mod", None)
         if names or not isinstance(wrapped, nn.Module):
             return names
         inner = wrapped

@@ -68,7 +68,8 @@ def install(
         parallelism=parallelism,
         framework=f"accelerate {version('accelerate')}",
     )
-    model = model or (models[0] if len(models) == 1 else None)
+    if model is None and len(models) == 1:
+        model = models[0]
     return installed.install(_Loop(accelerator, driver, model))
 
 

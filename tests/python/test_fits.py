@@ -354,6 +354,27 @@ def test_gradients_are_added_in_place_as_on_a_gpu() -> None:
 
 
 @isolated
+def test_a_gradient_is_never_added_to_a_later_one() -> None:
+    """The earlier gradient of tied weights is a view of a product, so autograd makes their sum."""
+
+    def build() -> Step:
+        embedding = nn.Embedding(1000, 1000).cuda()
+
+        def step() -> None:
+            x = embedding(torch.zeros(16, dtype=torch.int64, device="cuda"))
+            nn.functional.linear(x, embedding.weight).sum().backward()
+            embedding.zero_grad()
+
+        return step
+
+    trace = stalloc.estimate(build, plan=False).trace
+    begin, end = trace.iterations[-2:]
+    table = trace.requests
+    inside = (table.lower >= begin) & (table.lower < end) & (table.size == 4_000_000)
+    assert int(inside.sum()) == 3
+
+
+@isolated
 def test_nothing_remains() -> None:
     before = torch.cuda.is_available(), torch.utils.data.DataLoader.__init__, nn.Parameter.__new__
     stalloc.estimate(partial(training, "cuda"))
@@ -563,6 +584,25 @@ while loss.item() > 1e-3:
 """
     _, errors = fits(tmp_path, source, "--gpu 8GiB", code=2)
     assert "train.py:7: it put nothing on a GPU" in errors
+
+
+@isolated
+def test_products_with_a_type_of_their_own_are_products() -> None:
+    """Their workspace is requested, and their operations are counted."""
+
+    def build() -> Step:
+        bias, x = torch.zeros(64, device="cuda"), torch.zeros(8, 64, device="cuda").bfloat16()
+        weight = torch.zeros(64, 64, device="cuda", requires_grad=True)
+
+        def step() -> None:
+            torch.addmm(bias, x, weight.detach().bfloat16(), out_dtype=torch.float32)
+            weight.sum().backward()
+            weight.grad = None
+
+        return step
+
+    estimate = stalloc.estimate(build, gpu="RTX 3060", plan=False)
+    assert estimate.parts["cuBLAS workspaces"] == WORKSPACE
 
 
 @isolated

@@ -62,7 +62,7 @@ class Wrapper(nn.Module):
 
 
 def read(*args: Any, module: nn.Module | None = None, **kwargs: Any) -> dict[str, int]:
-    names, values = ExtentReader().read(module or Net(), args, kwargs)
+    names, values = ExtentReader().read(Net() if module is None else module, args, kwargs)
     return dict(zip(names, values, strict=True))
 
 
@@ -95,6 +95,19 @@ OF_X = {"x.0": 2, "x.1": 4}
 def test_inputs_of_every_kind_are_named_by_path(value: Any, extents: dict[str, int]) -> None:
     assert read(X, value) == OF_X | extents
     assert read(X, mask=value) == OF_X | extents
+
+
+class Experts(nn.ModuleList):
+    """A module that is false, since it has no modules."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_a_wrapper_has_the_inputs_of_what_it_wraps() -> None:
+    for module in (Wrapper(Net()), Wrapper(torch.compile(Net())), torch.compile(Wrapper(Net()))):
+        assert read(X, module=module) == OF_X
+    assert read(X, module=Wrapper(Experts())) == OF_X
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -317,3 +317,53 @@ def test_flash_attention_adds_up_gradients_in_high_precision() -> None:
     ]
     assert gradients(128, 72)[-1] == 2 * 4 * 128 * 96 * 4
     assert gradients(128, 136)[-1] == 2 * 4 * 128 * 192 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@isolated
+def test_arguments_that_look_the_same_have_results_that_do(dtype: torch.dtype) -> None:
+    """The shapes are kept, the memory is requested each time."""
+
+    def made(device: str) -> list[tuple[object, ...]]:
+        x = torch.ones(8, 6, 4, dtype=dtype, device=device)
+        turned = x.transpose(0, 1)
+        results = [
+            x * 2,
+            x * 2.5,
+            turned * 2,
+            torch.where(x > 1, x, 0.0),
+            x + torch.ones(4, device=device),
+            torch.cat([x, turned.transpose(0, 1)]),
+            x.to(torch.float64),
+            x.view(-1, 4).softmax(-1, dtype=torch.float32),
+            F.layer_norm(x, (4,)),
+            F.gelu(turned),
+        ]
+        assert len({t.untyped_storage()._cdata for t in results}) == len(results)
+        return [(t.shape, t.stride(), t.dtype) for t in results]
+
+    looks = []
+    sizes = requests("meta", lambda: looks.extend(made("meta") for _ in range(2)))
+    assert looks == [made("cpu")] * 2
+    assert sizes[: len(sizes) // 2] == sizes[len(sizes) // 2 :]
+
+
+@isolated
+def test_a_python_kernel_runs_once_for_arguments_that_look_the_same() -> None:
+    calls: list[torch.Size] = []
+    shape = torch._refs.native_layer_norm
+
+    def counted(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        calls.append(x.shape)
+        return shape(x, *args, **kwargs)
+
+    operator = torch.ops.aten.native_layer_norm.default
+    kept = operator.py_kernels[torch._C.DispatchKey.Meta]
+    operator.py_kernels[torch._C.DispatchKey.Meta] = counted
+    try:
+        with stalloc.profile(device="meta", layers=False):
+            for length in (8, 8, 9, 8, 9):
+                F.layer_norm(torch.ones(length, 4, device="meta"), (4,))
+    finally:
+        operator.py_kernels[torch._C.DispatchKey.Meta] = kept
+    assert [length for length, _ in calls] == [8, 9]
