@@ -115,7 +115,7 @@ class _State:
     pools: dict[PoolId, _Pool] = field(default_factory=dict)
     # Graphs whose replays have an order.
     ordered: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    # What a graph does when it goes.
+    # The work of a graph when it goes.
     ends: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
     captured: Any = None  # the graph that is being captured
     into: PoolId | None = None
@@ -332,7 +332,7 @@ def _make(state: _State) -> tuple[PoolId, Any]:
 
 
 def _route(state: _State, device: int, into: PoolId, graph: Any) -> None:
-    """What will live on after the capture into a pool goes to the one beside it."""
+    """Lets blocks that will live on after the capture into a pool go to the one beside it."""
     pool = state.pools[into]
     if state.module is None:
         return
@@ -388,7 +388,7 @@ def _requests(device: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """What torch's history tells of a capture.
+    """A capture as torch's history tells it.
 
     Attributes:
         uses: The blocks, and when they lived.

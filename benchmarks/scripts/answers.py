@@ -1,4 +1,4 @@
-"""What `stalloc fits` answers for each script, and how soon."""
+"""The answers of `stalloc fits` for each script, and their time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ask(script: Script, sources: Path, work: Path, timeout: int) -> Row:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """How many scripts have an answer, and a soon one."""
+    """The number of scripts with an answer, and with a soon one."""
     answered = [row for row in rows if "answer" in row]
     late = [row["script"] for row in answered if row["seconds"] > _SOON]
     failed = [row["script"] for row in rows if "answer" not in row]

@@ -6,7 +6,7 @@
 // there is none, the one that was followed until now; at the first request, the newest that had the
 // same number in its pool, such as that of the backward pass after the one of the forward pass.
 //
-// What it tells decides where blocks lie, and never whether they share memory: a wrong answer costs
+// Its answers decide where blocks lie, and never whether they share memory: a wrong answer costs
 // memory only. Not thread-safe.
 #pragma once
 
@@ -40,7 +40,7 @@ class GraphGuide {
   };
 
   std::vector<Capture> captures_;  // the newest last, no two of the same sizes
-  // Of the capture that goes on.
+  // The capture that goes on.
   std::size_t number_ = 0;
   std::vector<Bytes> sizes_;
   std::vector<std::size_t> matching_;  // captures with the same sizes until now

@@ -396,8 +396,8 @@ class GraphMemory::OwnChunks {
   std::set<std::uint64_t> closed_;
 };
 
-// What lives keeps its chunk. What has begun to live gets one in which nothing lives then, and
-// temporaries one in which nothing lives in the end.
+// A live block keeps its chunk. One that has begun to live gets a chunk in which nothing lives
+// then, and temporaries get one in which nothing lives in the end.
 std::vector<GraphMemory::Move> GraphMemory::chunks_for(std::span<const Page> pages) {
   OwnChunks own;
   std::vector<const Page*> to_own;

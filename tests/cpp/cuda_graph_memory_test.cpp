@@ -544,8 +544,8 @@ TEST_F(Graphs, HoldUnderRandomPasses) {
     ASSERT_EQ(held(), memory_->figures().shared + memory_->figures().own);
 
     // Replays: each pool's graphs in their order, one graph of any pool at a time.
-    // What a chunk holds, by the page that it was written through: a write through one page spoils
-    // what was written through others.
+    // The content of a chunk, by the page that it was written through: a write through one page
+    // spoils what was written through others.
     std::map<std::uint64_t, std::pair<std::uintptr_t, std::set<int>>> written;
     const auto write = [&](const Addresses& at, int what) {
       for (const std::uintptr_t page : pages_of(at)) {

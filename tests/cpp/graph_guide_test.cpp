@@ -13,7 +13,7 @@ namespace {
 using Sizes = std::vector<Bytes>;
 using Lives = std::vector<bool>;
 
-// What is expected of each request of a capture, which then ends as told.
+// The expectation of each request of a capture, which then ends as told.
 Lives capture(GraphGuide& guide, std::size_t number, const Sizes& sizes, const Lives& lives) {
   Lives expected;
   guide.begin(number);
@@ -69,7 +69,7 @@ TEST(GraphGuide, LearnsNothingFromAnswersToOtherRequests) {
   EXPECT_EQ(capture(guide, 0, {1, 2}, {}), Lives({false, false}));
   guide.begin(0);
   guide.learn({});
-  // What comes after the end of a capture belongs to none.
+  // Requests after the end of a capture belong to none.
   capture(guide, 0, {1, 2}, {true, false});
   guide.learn({true, true});
   EXPECT_EQ(capture(guide, 0, {1, 2}, {true, false}), Lives({true, false}));

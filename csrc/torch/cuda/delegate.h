@@ -20,8 +20,8 @@ namespace stalloc::torch_adapters {
 
 namespace allocator_api = c10::cuda::CUDACachingAllocator;
 
-// Of an allocator that is registered with torch, which silently ignores a lower priority than that
-// of the one before.
+// The priority with which an allocator is registered: torch silently ignores one below that of the
+// allocator before.
 inline constexpr std::uint8_t kHighest = 255;
 
 class Delegate : public allocator_api::CUDAAllocator {

@@ -79,7 +79,7 @@ void GraphRoutes::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
     const std::lock_guard lock(r.mutex);
     if (!r.wanted || r.takes || device != r.device || pool != r.pool) return;
   }
-  // Of the pools that take a stream, torch asks the one that was opened last.
+  // If several pools take a stream, torch asks the one that was opened last.
   to().beginAllocateToPool(device, r.kept, [](cudaStream_t) { return to_kept; });
   const std::lock_guard lock(r.mutex);
   r.takes = std::move(filter);

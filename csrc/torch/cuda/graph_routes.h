@@ -1,5 +1,5 @@
-// Where torch places the blocks of a graph that shares memory: those that will live on in a private
-// pool of their own, beside the graph's.
+// Lets torch place the blocks of a graph that shares memory in two private pools: those that will
+// live on lie apart, beside the graph's.
 //
 // torch fills the holes of a private pool, so a block that lives on comes to lie where temporaries
 // were, and its chunk of memory can be shared with nobody. With two pools
