@@ -128,6 +128,8 @@ def digest(model: nn.Module) -> str:
 def run(connection: Connection, planned: bool, steps: int, device: str) -> None:
     """One of the two runs: takes a step each time it is told to, and reports at the end."""
     c = Config()
+    # On a busy machine, several threads of plain torch may add numbers in another order each time.
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Gpt(c).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
