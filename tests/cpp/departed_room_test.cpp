@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "checked_allocator.h"
 #include "device/pretend.h"
 #include "plans.h"
 #include "runtime/planned_allocator.h"
@@ -21,22 +22,11 @@ plan::Plan five_blocks() {
   return testing::plan_of(testing::side_by_side(kDecisions, 16 * kMiB, 10), 10);
 }
 
-class DepartedRoom : public ::testing::Test {
+class DepartedRoom : public testing::CheckedAllocator {
  protected:
   explicit DepartedRoom(runtime::Fallback fallback = runtime::Fallback::kOwn)
-      : allocator_(device_, fallback) {}
-  ~DepartedRoom() override { EXPECT_EQ(device_.wrong_releases(), 0); }
+      : CheckedAllocator(400 * kMiB, fallback) {}
 
-  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
-  void* allocate(Bytes size) {
-    void* p = allocator_.allocate(size, 0, /*for_training=*/true);
-    allocator_.inspect().check();
-    return p;
-  }
-  void free(void* p) {
-    EXPECT_TRUE(allocator_.deallocate(p));
-    allocator_.inspect().check();
-  }
   void enter_forward() { allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0); }
   void end_iteration() {
     allocator_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
@@ -80,9 +70,6 @@ class DepartedRoom : public ::testing::Test {
     EXPECT_EQ(statistics().pool, 100 * kMiB);
     return departed;
   }
-
-  device::PretendMemory device_{400 * kMiB, /*grows=*/true};
-  runtime::PlannedAllocator allocator_;
 };
 
 TEST_F(DepartedRoom, IsMadeOfIdleMemoryThatNoIdleRangeHolds) {

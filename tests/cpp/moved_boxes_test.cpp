@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "checked_allocator.h"
 #include "device/host.h"
 #include "device/pretend.h"
 #include "marked_blocks.h"
@@ -32,23 +33,9 @@ plan::Plan boxed_plan() {
   return plan;
 }
 
-class MovedBoxes : public ::testing::Test {
+class MovedBoxes : public testing::CheckedAllocator {
  protected:
-  MovedBoxes() { allocator_.enable(boxed_plan()); }
-
-  void* allocate(Bytes size) {
-    void* p = allocator_.allocate(size, 0, /*for_training=*/true);
-    allocator_.inspect().check();
-    return p;
-  }
-  void free(void* p) {
-    EXPECT_TRUE(allocator_.deallocate(p));
-    allocator_.inspect().check();
-  }
-  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
-
-  device::PretendMemory device_{200 * kMiB, /*grows=*/true};
-  runtime::PlannedAllocator allocator_{device_};
+  MovedBoxes() : CheckedAllocator(200 * kMiB) { allocator_.enable(boxed_plan()); }
 };
 
 TEST_F(MovedBoxes, AnEvaluationGetsWhatNoBlockOfABoxHolds) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "checked_allocator.h"
 #include "device/host.h"
 #include "device/pretend.h"
 #include "marked_blocks.h"
@@ -32,10 +33,9 @@ plan::Plan five_blocks() {
   return testing::plan_of(decisions, 10);
 }
 
-class MovedMemory : public ::testing::Test {
+class MovedMemory : public testing::CheckedAllocator {
  protected:
-  MovedMemory() { allocator_.enable(five_blocks()); }
-  ~MovedMemory() override { EXPECT_EQ(device_.wrong_releases(), 0); }
+  MovedMemory() : CheckedAllocator(200 * kMiB) { allocator_.enable(five_blocks()); }
 
   runtime::TrainingLoop& loop() { return allocator_.loop(); }
   void begin_evaluation() {
@@ -46,16 +46,6 @@ class MovedMemory : public ::testing::Test {
     for (void* p : blocks) free(p);
     loop().leave_unplanned();
   }
-  void* allocate(Bytes size) {
-    void* p = allocator_.allocate(size, 0, /*for_training=*/true);
-    allocator_.inspect().check();
-    return p;
-  }
-  void free(void* p) {
-    EXPECT_TRUE(allocator_.deallocate(p));
-    allocator_.inspect().check();
-  }
-  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
 
   // Trains an iteration. Returns the number of decisions at their addresses.
   std::int64_t train() {
@@ -76,9 +66,6 @@ class MovedMemory : public ::testing::Test {
     free(blocks[2]);
     return {blocks[1], blocks[3]};
   }
-
-  device::PretendMemory device_{200 * kMiB, /*grows=*/true};
-  runtime::PlannedAllocator allocator_{device_};
 };
 
 TEST_F(MovedMemory, IdleMemoryServesARequestThatNoIdleRangeHolds) {

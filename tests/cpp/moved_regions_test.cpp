@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "checked_allocator.h"
 #include "device/host.h"
 #include "device/pretend.h"
 #include "marked_blocks.h"
@@ -110,26 +111,16 @@ TEST(MovedRegions, UpcomingDecisionsAreThoseOfTheRestOfThePhase) {
   EXPECT_EQ(space.upcoming(), std::vector<Range>{});
 }
 
-class MovedForRegions : public ::testing::Test {
+class MovedForRegions : public testing::CheckedAllocator {
  protected:
-  MovedForRegions() { allocator_.enable(one_region()); }
+  MovedForRegions() : CheckedAllocator(200 * kMiB) { allocator_.enable(one_region()); }
 
-  void* allocate(Bytes size) {
-    void* p = allocator_.allocate(size, 0, /*for_training=*/true);
-    allocator_.inspect().check();
-    return p;
-  }
   void* allocate_dynamic(Bytes size) {
     allocator_.loop().enter_dynamic();
     void* p = allocate(size);
     allocator_.loop().leave_dynamic();
     return p;
   }
-  void free(void* p) {
-    EXPECT_TRUE(allocator_.deallocate(p));
-    allocator_.inspect().check();
-  }
-  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
 
   // Serves an iteration whose experts ask for these sizes. Returns its hits.
   std::int64_t train(const std::vector<Bytes>& experts) {
@@ -145,9 +136,6 @@ class MovedForRegions : public ::testing::Test {
     allocator_.loop().end_iteration();
     return statistics().hits - hits;
   }
-
-  device::PretendMemory device_{200 * kMiB, /*grows=*/true};
-  runtime::PlannedAllocator allocator_{device_};
 };
 
 // 50 MiB are idle in the region, and no range of the pool holds 60.

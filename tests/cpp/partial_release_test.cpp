@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "checked_allocator.h"
 #include "device/host.h"
 #include "device/pretend.h"
 #include "marked_blocks.h"
@@ -29,21 +30,10 @@ plan::Plan five_blocks() {
   return testing::plan_of(decisions, 10);
 }
 
-class PartialRelease : public ::testing::Test {
+class PartialRelease : public testing::CheckedAllocator {
  protected:
-  PartialRelease() { allocator_.enable(five_blocks()); }
-  ~PartialRelease() override { EXPECT_EQ(device_.wrong_releases(), 0); }
+  PartialRelease() : CheckedAllocator(200 * kMiB) { allocator_.enable(five_blocks()); }
 
-  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
-  void* allocate(Bytes size) {
-    void* p = allocator_.allocate(size, 0, /*for_training=*/true);
-    allocator_.inspect().check();
-    return p;
-  }
-  void free(void* p) {
-    EXPECT_TRUE(allocator_.deallocate(p));
-    allocator_.inspect().check();
-  }
   std::vector<void*> forward() {
     allocator_.loop().enter_phase(PhaseKind::kForward, 0, 0);
     std::vector<void*> blocks;
@@ -79,9 +69,6 @@ class PartialRelease : public ::testing::Test {
     allocator_.acquire_pool();
     allocator_.inspect().check();
   }
-
-  device::PretendMemory device_{200 * kMiB, /*grows=*/true};
-  runtime::PlannedAllocator allocator_{device_};
 };
 
 TEST_F(PartialRelease, OnlyTheMemoryOfABlockStays) {

@@ -495,6 +495,25 @@ def test_segments_are_expandable_within_the_first_forward() -> None:
     stalloc.disable()
 
 
+def run_twice(script: str, folder: Path) -> list[list[int]]:
+    """The numbers in the first line of each of two runs, which have one cache of plans."""
+    file = folder / "train.py"
+    file.write_text(script)
+    folders = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+    numbers = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(file)],
+            env=os.environ | {"STALLOC_CACHE": str(folder / "cache"), "PYTHONPATH": folders},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        numbers.append([int(word) for word in done.stdout.splitlines()[0].split()])
+    return numbers
+
+
 def test_a_kept_plan_serves_the_first_iteration_as_it_was_recorded(tmp_path: Path) -> None:
     """cuBLAS's workspaces and the optimizer's states come in it, and stay."""
     script = """
@@ -527,21 +546,9 @@ status, stats = stalloc.status(), stalloc.memory_stats("cuda")
 (change,) = status["changes"]
 print(change["iteration"], first["misses"], first["conflicts"], stats["conflicts"], stats["strays"])
 """
-    file = tmp_path / "train.py"
-    file.write_text(script)
-    folders = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
-    for run in range(2):
-        done = subprocess.run(
-            [sys.executable, str(file)],
-            env=os.environ | {"STALLOC_CACHE": str(tmp_path / "cache"), "PYTHONPATH": folders},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        began, *departures = map(int, done.stdout.splitlines()[0].split())
-        assert (began == 0) == (run == 1), done.stdout
-        assert departures == [0, 0, 0, 0], done.stdout
+    for run, (began, *departures) in enumerate(run_twice(script, tmp_path)):
+        assert (began == 0) == (run == 1)
+        assert departures == [0, 0, 0, 0]
 
 
 def test_a_kept_plan_that_does_not_fit_beside_workspaces_serves_nothing(tmp_path: Path) -> None:
@@ -564,24 +571,10 @@ for iteration in range(10_000):
         break
 print(len(stalloc.status()["changes"]), torch.cuda.max_memory_reserved())
 """
-    file = tmp_path / "train.py"
-    file.write_text(script)
-    folders = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
-    peaks = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, str(file)],
-            env=os.environ | {"STALLOC_CACHE": str(tmp_path / "cache"), "PYTHONPATH": folders},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        changes, peak = map(int, done.stdout.split())
-        assert changes == 0
-        peaks.append(peak)
+    first, second = run_twice(script, tmp_path)
     assert list((tmp_path / "cache").iterdir()), "a plan was kept"
-    assert peaks[1] <= peaks[0]
+    assert (first[0], second[0]) == (0, 0), "changes of plan"
+    assert second[1] <= first[1]
 
 
 @isolated
