@@ -123,7 +123,8 @@ def phase_stats() -> dict[str, PhaseStats]:
 def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
     """Counts and bytes since the plan was enabled, or peaks since they were reset.
 
-    All zero before the first plan. After disable(): the memory still held, and the last counts.
+    Before the first plan: all zero, but for the bytes of torch's allocator on a GPU in native mode.
+    After disable(): the memory still held, and the last counts.
 
     Args:
         device: The device; None is that of the plan in force, else the CPU. On a GPU "allocated"
@@ -133,6 +134,8 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
     adapter = _adapter(device)
     adapter.refresh()
     counts = adapter.runtime.statistics()
+    if adapter.is_native and not counts["planned"]:
+        counts |= _bytes_of_torch(adapter.name)
     for name, earlier in _corrected.get(adapter.name, {}).items():
         now = counts[name]
         counts[name] = max(now, earlier) if name in _PEAKS else now + earlier
@@ -145,6 +148,19 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
         "run_efficiency": counts["run_peak_allocated"] / run_reserved if run_reserved else 1.0,
     }
     return cast("MemoryStats", counts | derived)
+
+
+def _bytes_of_torch(device: str) -> dict[str, int]:
+    """The bytes of torch's allocator, which serves a GPU alone before the first plan."""
+    import torch
+
+    stats = torch.cuda.memory_stats(device)  # empty before CUDA's first use
+    figures = {}
+    for name, of_torch in (("allocated", "requested_bytes"), ("reserved", "reserved_bytes")):
+        figures[name] = stats.get(f"{of_torch}.all.current", 0)
+        peak = stats.get(f"{of_torch}.all.peak", 0)
+        figures[f"peak_{name}"] = figures[f"run_peak_{name}"] = peak
+    return figures
 
 
 def count_on(adapter: Adapter) -> None:

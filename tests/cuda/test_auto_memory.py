@@ -40,6 +40,17 @@ def trainer_with_blocks_that_stay() -> Trainer:
 
 
 @isolated
+def test_without_a_plan_statistics_are_those_of_torch() -> None:
+    torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")  # and gone
+    kept = torch.empty(5 * MIB - 3, dtype=torch.uint8, device="cuda")
+    stats = stalloc.memory_stats("cuda")
+    assert stats["allocated"] == kept.nbytes
+    assert stats["peak_allocated"] == stats["run_peak_allocated"] == 24 * MIB
+    assert stats["run_peak_reserved"] == torch.cuda.max_memory_reserved() >= 24 * MIB
+    assert stats["run_efficiency"] == 24 * MIB / torch.cuda.max_memory_reserved()
+
+
+@isolated
 def test_torchs_cache_stays_until_a_plan_fits() -> None:
     stalloc.auto(device="cuda")
     trainer = trainer_with_blocks_that_stay()
