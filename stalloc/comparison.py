@@ -21,6 +21,9 @@ from stalloc.trace import Trace
 Shape = tuple[int, int]
 """Size and stream."""
 
+_NUMBER = 16
+"""Bytes: a request of at most so many is a number (csrc/plan/numbers.h)."""
+
 _OF_NO_INTEREST = {"assumptions", "torch_reserved"}
 
 
@@ -198,13 +201,16 @@ def _changes(
 
 
 def _lifetime_changes(a: Run, b: Run) -> list[Change]:
-    """Different lifetimes, if both runs make the same requests in the same order."""
+    """Different lifetimes, if both runs make the same requests in the same order.
+
+    Those of numbers do not count: a plan has longer ones for them than the profile.
+    """
     if list(a.planned.items()) != list(b.planned.items()):
         return []
     counts: Counter[tuple[str, str, Shape]] = Counter()
     for phase, shapes in b.planned.items():
         for shape, before, after in zip(shapes, a.frees[phase], b.frees[phase], strict=True):
-            if before != after:
+            if before != after and shape[0] > _NUMBER:
                 counts[phase, "longer" if after > before else "shorter", shape] += 1
     return [
         Change(phase, what, count, shape[0], shape[0], 0, b.sites.get((phase, shape), ""))

@@ -6,6 +6,7 @@
 #include "base/align.h"
 #include "base/range.h"
 #include "plan/law_sizes.h"
+#include "plan/numbers.h"
 #include "solve/core/bound.h"
 #include "solve/portfolio.h"
 
@@ -58,11 +59,12 @@ bool shares_addresses(const Plan& plan) {
 std::vector<Anchor> candidates(const Plan& plan, Size size) {
   if (!shares_addresses(plan)) return {};
   const LawSizes largest = largest_sizes(plan);
+  const NumbersApart numbers(plan);
   const Tick step = end_of_step(plan);
   std::vector<Anchor> anchors;
   for (const DecisionIndex i : indices<DecisionIndex>(plan.decisions)) {
     const Decision& d = plan[i];
-    if (d.slots != kNone || d.over > 0) continue;
+    if (d.slots != kNone || d.over > 0 || numbers.contains(d)) continue;
     // Such as the loss, which the loop's variable holds until the next iteration.
     const bool outlives_step = step != kNever && d.lower < step && step < d.upper;
     const bool lives = plan.laws.empty() ? outlives_step : lives_on(plan, d);
@@ -103,16 +105,17 @@ bool meets_turn(const Plan& plan, Range addresses) {
   });
 }
 
-Bytes height_of_slots(const Plan& plan) {
-  Bytes height = 0;
-  for (const SlotClass& c : plan.slots) height = std::max(height, c.offset + c.size * c.count);
-  return height;
+// The end of the slots and of the numbers above them.
+Offset bottom_of(const Plan& plan) {
+  Bytes slots = 0;
+  for (const SlotClass& c : plan.slots) slots = std::max(slots, c.offset + c.size * c.count);
+  return slots + NumbersApart(plan).size();
 }
 
 // True if the anchors have their room there, too.
 bool lie_at_bottom(const Plan& plan, const std::vector<Anchor>& anchors) {
   const Bytes load = solve::load_bound(problem_of(plan, anchors));
-  const Offset end = height_of_slots(plan) + load + load / kMostCosts;
+  const Offset end = bottom_of(plan) + load + load / kMostCosts;
   return std::ranges::all_of(anchors, [&](const Anchor& a) {
     return plan[a.decision].size >= a.room &&
            plan[a.decision].offset + align_up(a.room, plan.alignment) <= end;
@@ -129,16 +132,16 @@ bool lay_out_around(Plan& plan, const std::vector<Anchor>& anchors, Turning turn
   if (solve::load_bound(plan::problem_of(plan)) > most) return false;
   const solve::PortfolioResult bottom = solve::solve(
       problem_of(plan, anchors), {.threads = options.threads, .work = options.work}, budget);
-  const Bytes slots = height_of_slots(plan);
+  const Offset begin = bottom_of(plan);
   LayoutOptions around = options;
   around.fixed.assign(plan.decisions.size(), kUnplaced);
   for (std::size_t i = 0; i < anchors.size(); ++i) {
-    around.fixed[anchors[i].decision] = slots + bottom.layout.offsets[i];
+    around.fixed[anchors[i].decision] = begin + bottom.layout.offsets[i];
   }
   around.fixed_turns.assign(plan.turns.size(), kUnplaced);
   const Offset* next = bottom.layout.offsets.data() + anchors.size();
   for (const TurnIndex t : around.fixed_turns.indices()) {
-    for (Offset& place : plan[t].places) place = slots + *next++;
+    for (Offset& place : plan[t].places) place = begin + *next++;
     if (turning == Turning::kAnywhere) continue;
     around.fixed[plan[t].decision] = plan[t].places[0];
     around.fixed_turns[t] = plan[t].places[1];
@@ -147,9 +150,9 @@ bool lay_out_around(Plan& plan, const std::vector<Anchor>& anchors, Turning turn
   return plan.pool <= most;
 }
 
-// Gives turns places of their own above the slots, whatever else lies there.
+// Gives turns places of their own above the slots and the numbers, whatever else lies there.
 void place_turns(Plan& plan) {
-  Offset end = height_of_slots(plan);
+  Offset end = bottom_of(plan);
   for (Turn& t : plan.turns) {
     for (Offset& place : t.places) {
       place = std::exchange(end, end + align_up(plan[t.decision].size, plan.alignment));

@@ -9,6 +9,7 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "plan/curve.h"
+#include "plan/numbers.h"
 #include "plan/slots.h"
 #include "solve/core/bound.h"
 #include "verify/validator.h"
@@ -57,6 +58,7 @@ class Filler {
         next_(next),
         end_(end),
         load_(plan.period),
+        numbers_(plan),
         holds_generations_(plan.slots.size()) {
     for (const Decision& d : plan.decisions) {
       if (d.over > 0 && d.box != kNone) holds_generations_[d.slots] = true;
@@ -97,7 +99,7 @@ class Filler {
   }
 
   bool is_candidate(const Decision& d, const SlotClass& c, TickInterval window) const {
-    return d.slots == kNone && d.law == kNone && fits(d, c, window);
+    return d.slots == kNone && d.law == kNone && !numbers_.contains(d) && fits(d, c, window);
   }
 
   // Fills one slot of the class throughout the window.
@@ -154,7 +156,8 @@ class Filler {
   First first_;
   BoxIndex& next_;
   BoxIndex end_;
-  Curve load_;       // of what lies above the slots
+  Curve load_;  // of what lies above the slots
+  NumbersApart numbers_;
   Bytes limit_ = 0;  // the load above the slots at which the pool meets the bound
   IndexedVector<SlotClassIndex, bool> holds_generations_;
   std::vector<SlotClassIndex> classes_;  // large slots first
@@ -207,12 +210,15 @@ Bytes bound_with_slots(const Plan& plan) {
       idle.emplace_back(&plan[c], window);
     }
   }
+  const NumbersApart numbers(plan);
   solve::Problem rest = problem_of(plan);
   rest.buffers.resize(rest.buffers.size() - plan.slots.size());
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     const Decision& d = plan.decisions[i];
-    const bool may_lie_in_slot = std::ranges::any_of(
-        idle, [&](const auto& slot) { return fits(d, *slot.first, slot.second); });
+    const bool may_lie_in_slot =
+        !numbers.contains(d) && std::ranges::any_of(idle, [&](const auto& slot) {
+          return fits(d, *slot.first, slot.second);
+        });
     if (may_lie_in_slot || d.slots != kNone) rest.buffers[i].size = 0;
   }
   for (solve::Buffer& b : rest.buffers) b.fixed = kUnplaced;

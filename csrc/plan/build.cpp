@@ -12,6 +12,7 @@
 #include "plan/generations.h"
 #include "plan/hosts.h"
 #include "plan/layout.h"
+#include "plan/numbers.h"
 #include "plan/regions.h"
 #include "plan/shared.h"
 #include "plan/slots.h"
@@ -279,6 +280,7 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   const std::vector<DecisionIndex> row_of = add_decisions(plan, profile, phase_of);
   add_slots(plan, profile, row_of);
   add_turns(plan, profile, row_of);
+  set_numbers_apart(plan);
   add_persistent(plan, profile, phase_of);
   const auto complete = [&](Plan& draft, const solve::Budget& time) {
     if (options.dynamic) add_groups(draft, profile, phase_of, row_of, options.regions);

@@ -4,6 +4,7 @@
 
 #include "base/align.h"
 #include "base/range_set.h"
+#include "plan/numbers.h"
 
 namespace stalloc::plan {
 namespace {
@@ -25,7 +26,7 @@ class Mover {
  public:
   Mover(Plan& plan, const IndexedVector<DecisionIndex, Offset>& fixed,
         const std::vector<solve::Buffer>& obstacles)
-      : plan_(plan), fixed_(fixed) {
+      : plan_(plan), fixed_(fixed), numbers_(plan) {
     for (const profile::ProfiledPhase& phase : plan.phases) {
       if (phase.key.kind == trace::PhaseKind::kBackward) backwards_.push_back(phase.begin);
     }
@@ -87,8 +88,8 @@ class Mover {
   bool may_move(DecisionIndex i) const {
     const Decision& d = plan_[i];
     const bool is_fixed = i.points_into(fixed_) && fixed_[i] != kUnplaced;
-    return !is_fixed && d.over == 0 && d.upper <= plan_.period && is_small(plan_, d.size) &&
-           late_.overlaps(range(d)) && !is_freed_late(d);
+    return !is_fixed && d.over == 0 && !numbers_.contains(d) && d.upper <= plan_.period &&
+           is_small(plan_, d.size) && late_.overlaps(range(d)) && !is_freed_late(d);
   }
 
   void add_events() {
@@ -142,6 +143,7 @@ class Mover {
 
   Plan& plan_;
   const IndexedVector<DecisionIndex, Offset>& fixed_;
+  NumbersApart numbers_;
   std::vector<Tick> backwards_;  // their beginnings
   RangeSet late_;                // of the blocks that may be freed late
   RangeSet never_;               // nothing moves there

@@ -52,7 +52,9 @@ LawSizes law_sizes(const Plan& plan, std::span<const Extent> extents) {
     const Bytes size = law_size(plan, law, extents);
     if (size < 0 || size > kLargest) {
       throw PlanError("laws, row " + std::to_string(sizes.size()) +
-                      ": no size of a request at these extents");
+                      ": a request has a negative size at these extents, or one above " +
+                      std::to_string(kLargest) +
+                      " bytes; use extents nearer to those of the profile");
     }
     sizes.push_back(std::max<Bytes>(size, 1));
   }

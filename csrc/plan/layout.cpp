@@ -8,6 +8,7 @@
 #include "plan/boxes.h"
 #include "plan/covered.h"
 #include "plan/late_frees.h"
+#include "plan/numbers.h"
 #include "plan/reusable.h"
 #include "plan/slots.h"
 #include "solve/core/bound.h"
@@ -30,8 +31,10 @@ void add_reusable(Plan& plan, const solve::Problem& problem, const solve::Layout
   }
 }
 
-// The problem of everything above the slots. Offsets count from the end of the slots.
-solve::Problem above_slots(const Plan& plan, const LayoutOptions& options, Bytes slots) {
+// The problem of everything above the slots and the numbers, which end at `bottom`. Its offsets
+// count from there.
+solve::Problem problem_above(const Plan& plan, const LayoutOptions& options,
+                             const NumbersApart& numbers, Bytes bottom) {
   solve::Problem problem = problem_of(plan);
   problem.buffers.resize(problem.buffers.size() - plan.slots.size());
   problem.holds = holds_of(plan);
@@ -46,16 +49,25 @@ solve::Problem above_slots(const Plan& plan, const LayoutOptions& options, Bytes
     problem.buffers[turns + t.position()].fixed = options.fixed_turns[t];
   }
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
-    if (plan.decisions[i].slots != kNone) {
+    const Decision& d = plan.decisions[i];
+    if (d.slots != kNone || numbers.contains(d)) {
       problem.buffers[i].size = 0;
       problem.buffers[i].fixed = kUnplaced;
     }
   }
-  problem.buffers.insert(problem.buffers.end(), options.obstacles.begin(), options.obstacles.end());
+  for (solve::Buffer b : options.obstacles) {
+    // A number that finds its address taken lies elsewhere.
+    const Offset end = b.fixed + align_up(b.size, plan.alignment);
+    if (b.fixed < bottom && numbers.size() > 0) {
+      b.fixed = std::min(bottom, end);
+      b.size = end - b.fixed;
+    }
+    if (b.size > 0) problem.buffers.push_back(b);
+  }
   for (solve::Buffer& b : problem.buffers) {
     if (b.fixed == kUnplaced) continue;
-    if (b.fixed < slots) throw PlanError("a fixed offset lies inside the slots");
-    b.fixed -= slots;
+    if (b.fixed < bottom) throw PlanError("a fixed offset lies inside the slots");
+    b.fixed -= bottom;
   }
   return problem;
 }
@@ -78,10 +90,11 @@ RangeSet addresses_of(const Plan& plan, auto is_wanted) {
 }  // namespace
 
 std::int64_t lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
-  const Bytes slots = place_slots(plan);
-  const solve::Problem problem = above_slots(plan, options, slots);
+  const NumbersApart numbers(plan);
+  const Bytes bottom = numbers.place(plan, place_slots(plan));
+  const solve::Problem problem = problem_above(plan, options, numbers, bottom);
   solve::Budget above = budget;
-  if (budget.target > 0) above.target = std::max<Bytes>(budget.target - slots, 1);
+  if (budget.target > 0) above.target = std::max<Bytes>(budget.target - bottom, 1);
   const solve::PortfolioResult result = solve::solve(problem,
                                                      {.algorithm = options.algorithm,
                                                       .threads = options.threads,
@@ -90,20 +103,21 @@ std::int64_t lay_out(Plan& plan, const LayoutOptions& options, const solve::Budg
                                                      above);
   const std::vector<Offset>& offsets = result.layout.offsets;
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
-    if (plan.decisions[i].slots == kNone) plan.decisions[i].offset = slots + offsets[i];
+    Decision& d = plan.decisions[i];
+    if (d.slots == kNone && !numbers.contains(d)) d.offset = bottom + offsets[i];
   }
   for (std::size_t i = 0; i < plan.groups.size(); ++i) {
-    plan.groups[i].offset = slots + offsets[plan.decisions.size() + i];
+    plan.groups[i].offset = bottom + offsets[plan.decisions.size() + i];
   }
   const std::size_t turns = plan.decisions.size() + plan.groups.size();
   for (std::size_t i = 0; i < plan.turns.size(); ++i) {
-    plan.turns[i].offset = slots + offsets[turns + i];
+    plan.turns[i].offset = bottom + offsets[turns + i];
   }
-  plan.pool = slots + result.layout.height;
+  plan.pool = bottom + result.layout.height;
   make_room_for_late_frees(plan, options.fixed, options.obstacles);
   plan.algorithm = result.algorithm;
   plan.optimal = result.optimal;
-  plan.bound = result.bound;
+  plan.bound = bottom + result.bound;  // without slots: numbers are always live
   if (!plan.slots.empty()) {
     plan.bound = solve::load_bound(real_problem(plan));
     plan.optimal = plan.pool == bound_with_slots(plan);

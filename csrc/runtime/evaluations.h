@@ -45,6 +45,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "plan/numbers.h"
 
 namespace stalloc::runtime {
 
@@ -75,7 +76,7 @@ class Evaluations {
   // it for good. In the pool it would displace the decisions over its addresses in every iteration;
   // beside the pool it costs hardly anything. So a number has the place of a number of its size
   // only, and none where one has outlived its part, until another program is learnt.
-  static constexpr Bytes kNumber = 16;
+  static constexpr Bytes kNumber = plan::kNumber;
 
   // The bytes that the part's requests without a place in the layout, which outlive it, need
   // besides.

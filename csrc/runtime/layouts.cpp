@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "plan/anchors.h"
 #include "plan/layout.h"
+#include "plan/numbers.h"
 
 namespace stalloc::runtime {
 namespace {
@@ -33,6 +34,15 @@ constexpr std::int64_t kSearchForMore = 2'000'000;
 
 void raise(std::vector<profile::Extent>& extents, std::span<const profile::Extent> to) {
   for (std::size_t i = 0; i < extents.size(); ++i) extents[i] = std::max(extents[i], to[i]);
+}
+
+// The addresses that a layout uses at any time, but those of numbers: no layout has others for
+// them.
+RangeSet movable_addresses(const plan::Plan& plan) {
+  RangeSet addresses = plan::addresses_of(plan);
+  const plan::NumbersApart numbers(plan);
+  if (numbers.size() > 0) addresses.remove({numbers.begin(), numbers.begin() + numbers.size()});
+  return addresses;
 }
 
 // The rest of a decision's lifetime that lies in the iteration, from tick `since` on.
@@ -89,7 +99,7 @@ const Layouts::Extents& Layouts::Layout::extents_of(std::int32_t microbatch) con
 }
 
 Layouts::Layouts(const plan::Plan& plan) : largest_(plan.extents) {
-  layouts_.push_back({plan, {}, 0, plan::addresses_of(plan)});
+  layouts_.push_back({plan, {}, 0, movable_addresses(plan)});
   current_ = &layouts_.front();
   for (const Extents& row : plan.seen) raise(largest_, row);
   for (std::size_t i = 0; i < plan.extent_names.size(); ++i) {
@@ -434,7 +444,7 @@ const plan::Plan* Layouts::make(const Wanted& wanted, std::vector<Offset> walls,
 
 // Drops the layout that was not used for longest, except the plan's own and the current one.
 const plan::Plan* Layouts::keep(Layout layout) {
-  layout.taken = plan::addresses_of(layout.plan);
+  layout.taken = movable_addresses(layout.plan);
   if (layouts_.size() <= kMostLayouts) return &layouts_.emplace_back(std::move(layout)).plan;
   Layout* oldest = nullptr;
   for (Layout& l : layouts_ | std::views::drop(1)) {

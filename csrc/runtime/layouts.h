@@ -121,7 +121,7 @@ class Layouts {
     plan::Plan plan;
     std::vector<plan::OwnExtents> own = {};
     std::int64_t used = 0;  // the time of the last use
-    RangeSet taken = {};    // the addresses that it uses at any time
+    RangeSet taken = {};    // the addresses that it uses at any time, but those of numbers
     Search search = {};     // that made it
 
     const Extents& extents_of(std::int32_t microbatch) const;

@@ -1,0 +1,82 @@
+#include "plan/numbers.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "base/align.h"
+
+namespace stalloc::plan {
+namespace {
+
+// Numbers that take turns have so many units at least: one that is kept blocks few others.
+constexpr std::size_t kUnits = 8;
+
+using Unit = std::vector<Decision*>;  // by `lower`; none lives beyond the next one's beginning
+
+// The units of numbers that take turns, in order of their allocation. Each takes the free unit that
+// was used least recently, once there are `least` of them.
+std::vector<Unit> in_turns(const std::vector<Decision*>& numbers, std::size_t least) {
+  std::vector<Unit> units;
+  for (Decision* d : numbers) {
+    Unit* unit = nullptr;
+    for (Unit& u : units) {
+      if (u.back()->upper > d->lower) continue;
+      if (!unit || u.back()->upper < unit->back()->upper) unit = &u;
+    }
+    if (!unit || units.size() < least) unit = &units.emplace_back();
+    unit->push_back(d);
+  }
+  return units;
+}
+
+}  // namespace
+
+void set_numbers_apart(Plan& plan) {
+  if (plan.alignment <= 0) return;  // such a plan is refused
+  std::vector<Decision*> lasting;   // beyond their phase
+  std::vector<Decision*> brief;
+  for (Decision& d : plan.decisions) {
+    if (!NumbersApart::is_number(d)) continue;
+    (d.phase != d.phase_end || d.upper > plan.period ? lasting : brief).push_back(&d);
+  }
+  std::ranges::stable_sort(brief, {}, &Decision::lower);
+  const Bytes most = plan.load / kNumberParts / plan.alignment;  // units
+  std::vector<Unit> units = in_turns(brief, std::min<std::size_t>(kUnits, brief.size()));
+  if (std::ssize(units) + std::ssize(lasting) > most) units = in_turns(brief, 0);
+  for (Decision* d : lasting) units.push_back({d});
+  if (std::ssize(units) > most) return;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const Unit& unit = units[i];
+    for (std::size_t k = 0; k < unit.size(); ++k) {
+      const bool is_last = k + 1 == unit.size();
+      unit[k]->offset = static_cast<Offset>(i) * plan.alignment;
+      unit[k]->upper = is_last ? unit.front()->lower + plan.period : unit[k + 1]->lower;
+    }
+  }
+}
+
+// Those that lie apart fill whole periods, as many as they have units.
+NumbersApart::NumbersApart(const Plan& plan) {
+  Tick ticks = 0;
+  Offset end = 0;
+  begin_ = std::numeric_limits<Offset>::max();
+  for (const Decision& d : plan.decisions) {
+    if (!is_number(d)) continue;
+    ticks += d.upper - d.lower;
+    begin_ = std::min(begin_, d.offset);
+    end = std::max(end, d.offset + plan.alignment);
+  }
+  if (end == 0) return;
+  const Bytes size = end - begin_;
+  if (ticks == plan.period * (size / plan.alignment)) size_ = size;
+}
+
+Offset NumbersApart::place(Plan& plan, Offset begin) const {
+  for (Decision& d : plan.decisions) {
+    if (contains(d)) d.offset += begin - begin_;
+  }
+  return begin + size_;
+}
+
+}  // namespace stalloc::plan
