@@ -56,7 +56,8 @@ class Profile:
         exact: bool = True,
         pinned: bool = False,
     ) -> None:
-        self._model = model
+        # The program may replace its model: nothing here keeps one alive.
+        self._given = weakref.ref(model) if model is not None else None
         self._found: weakref.ref[torch.nn.Module] | None = None
         self._found_signature = ""
         self._other_models: list[str] = []  # signatures of those found before
@@ -119,7 +120,7 @@ class Profile:
         if dynamic is not None:
             self._dynamic = dynamic_patterns(dynamic)
         self._hooks.follow(model, None if dynamic is None else self._dynamic)
-        if model is not None and self.model is not model and self._model is None:
+        if model is not None and self.model is not model and self._given is None:
             self._meet(model)
         self._info.update(info)
 
@@ -130,9 +131,8 @@ class Profile:
         Without a model in `profile`, this is the one that was found last: None until its first
         training forward, and after it is gone.
         """
-        if self._model is None and self._found is not None:
-            return self._found()
-        return self._model
+        root = self._found if self._given is None else self._given
+        return root() if root is not None else None
 
     def __enter__(self) -> Profile:
         global _active
@@ -316,7 +316,7 @@ class Profile:
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._stop_if_complete():
             return
-        if self._model is None and self.model is not module:
+        if self._given is None and self.model is not module:
             self._meet(module)
         self._inputs.add(input_signature(args, kwargs))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +139,17 @@ class _Active(Session):
         self._inputs = names(plan, "inputs")
         self._adapter = _adapters.adapter(device_to_serve(plan, model))
         self._pinned = Pinned(self._adapter) if pinned is not None else None
-        self._model = model
-        self._hooks = self._make_hooks()
+        self._hooks = self._make_hooks(model)
         self._fits = False
         self._part = ""  # signature of a trained module that may be a part of the model
 
-    def _make_hooks(self) -> TrainingHooks:
+    def _make_hooks(self, model: torch.nn.Module | None) -> TrainingHooks:
+        # The program may replace its model: nothing here keeps one alive.
+        self._model = weakref.ref(model) if model is not None else None
         plan = self.plan
         return TrainingHooks(
             self._adapter.runtime,
-            self._model,
+            model,
             dynamic=[*names(plan, "dynamic"), *map(ModuleName, plan.dynamic)],
             accepts=self._accept,
             on_forward=self._forward_begins,
@@ -171,7 +173,7 @@ class _Active(Session):
         if problem is not None:
             self.give_up(problem)
         elif model is not None:
-            self._model = model
+            self._model = weakref.ref(model)
             self._hooks.follow(model)
 
     def trust(self, *, makes_states: bool = False) -> None:
@@ -359,7 +361,7 @@ class _Active(Session):
     def _serve(self, plan: Plan) -> None:
         """Serves a plan in the middle of the run, whose pool gets memory as it is used."""
         self.plan = plan
-        self._hooks = self._make_hooks()
+        self._hooks = self._make_hooks(self._model() if self._model is not None else None)
         self._leave_small(_small_of(plan))
         self._adapter.runtime.enable(plan._core, self._reuse, False, self._hand_back, False)
         self._adapter.refresh()
@@ -564,7 +566,8 @@ def disable() -> None:
 def release_pool(*, partly: bool = False) -> int:
     """Gives the plan's pool back to the device, such as for inference between iterations.
 
-    The fallback serves everything until `acquire_pool`. No-op if the pool is released.
+    The fallback serves everything until `acquire_pool`. No-op if the pool is released, but that
+    memory goes, with `partly`, in which tensors lay that have gone since.
 
     Args:
         partly: Tensors may lie in the pool. Their memory stays, and the rest goes: chunks of

@@ -73,7 +73,10 @@ void PlannedAllocator::make_states(bool on) {
 Bytes PlannedAllocator::release_pool(bool partly) {
   const std::lock_guard lock(parts_.mutex);
   if (!parts_.serving) throw Error("no plan is enabled, so there is no pool to release");
-  if (parts_.pools.is_away()) return parts_.pools.left();
+  if (parts_.pools.is_away()) {
+    if (partly && !parts_.capturing() && parts_.pools.release_more()) parts_.update_reserved();
+    return parts_.pools.left();
+  }
   if (parts_.capturing()) {
     throw Error("the pool cannot be released while a CUDA graph is captured");
   }

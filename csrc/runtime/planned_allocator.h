@@ -143,8 +143,9 @@ class PlannedAllocator {
   // Returns the pool's memory to the device until acquire_pool(), and keeps its addresses if the
   // device can; meanwhile requests go to the fallback. First waits for blocks that only wait for
   // streams. If a block lies in the pool: throws Error, or if `partly`, returns the rest, see
-  // PartialRelease, and throws only if there is none. Throws Error if no plan is enabled. No-op if
-  // the memory is released already. Returns the bytes of the pool that stay.
+  // PartialRelease, and throws only if there is none. If the memory is released already: no-op, or
+  // if `partly`, returns that of blocks that have gone since. Throws Error if no plan is enabled.
+  // Returns the bytes of the pool that stay.
   Bytes release_pool(bool partly = false);
   // Reserves the memory again. Throws OutOfMemory and changes nothing if the device lacks it. No-op
   // if the pool has its memory.

@@ -112,7 +112,10 @@ std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows, bool 
       Bytes bytes = 0;
       for (const Range& r : addresses.ranges()) bytes += r.size();
       if (plan.recorded_load == 0 || !plan::exceeds_load(plan, bytes)) {
-        for (const Range& r : addresses.ranges()) attach(*pool, r);
+        // What the device lacks now comes with its requests.
+        for (const Range& r : addresses.ranges()) {
+          if (!attach(*pool, r)) break;
+        }
       }
     }
     if (streams_ && plan.streams == solve::Streams::kOrdered) {
@@ -298,6 +301,7 @@ void Pools::release(bool partly) {
   if (active_->space.live_blocks() > 0) {
     if (partly && partial_.release(*active_)) {
       away_ = true;
+      blocks_left_ = active_->space.live_blocks();
       return;
     }
     throw Error("the pool cannot be released: " + std::to_string(active_->space.live_blocks()) +
@@ -315,6 +319,13 @@ void Pools::release(bool partly) {
   active_->first_size = active_->space.size();
   if (active_->base) device_.shrink(active_->base, active_->first_size);
   away_ = true;
+}
+
+bool Pools::release_more() {
+  const std::size_t blocks = active_->space.live_blocks();
+  if (!partial_.is_partial() || blocks >= blocks_left_) return false;
+  blocks_left_ = blocks;
+  return partial_.release_more(*active_);
 }
 
 void Pools::acquire() {

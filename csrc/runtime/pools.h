@@ -81,7 +81,10 @@ class Pools {
   // Returns the active pool's memory to the device, and keeps its addresses if the device can. If a
   // block lies in the pool: throws Error, or if `partly`, returns the rest; see PartialRelease.
   void release(bool partly);
-  // The same for good, until another plan is enabled: what is freed in it later goes, too, with
+  // Returns more of a pool that was released with blocks in it, if some have gone since. True if
+  // any memory went.
+  bool release_more();
+  // Releases it for good, until another plan is enabled: what is freed in it later goes, too, with
   // trim(), and acquire() takes nothing back.
   void leave() {
     release(/*partly=*/true);
@@ -215,6 +218,7 @@ class Pools {
   bool away_ = false;                // the active pool's memory is released
   bool is_left_ = false;             // and stays so
   PartialRelease partial_{device_};  // if blocks lie in it, the part of that memory without
+  std::size_t blocks_left_ = 0;      // in it, as its memory last went in part
   bool abandoned_ = false;           // this is a forked child
 };
 

@@ -21,6 +21,7 @@ program, the rest of the pool goes.
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ class Cycle:
         journal: Journal,
         cache: PlanCache | None,
     ) -> None:
-        self._model = model
+        self._model = weakref.ref(model) if model is not None else None
         self._device = device
         self._adapter = adapter
         self._options = options
@@ -141,7 +142,7 @@ class Cycle:
         if self._depart(None) or self._service is None or not self._service.enabled:
             return
         if self._is_unlike:
-            self._service.step_aside(True)
+            self._service.step_aside(True, partly=False)
 
     def phase_begins(self) -> None:
         """Lets torch give back what lay beside a pool that is being filled."""
@@ -173,7 +174,8 @@ class Cycle:
 
     def _record(self, forward: Forward | None) -> None:
         self._proposals = []
-        root = forward.module if forward is not None else self._model
+        given = self._model() if self._model is not None else None
+        root = forward.module if forward is not None else given
         self._recording = Recording(root, self._device, self._options, forward)
         self.stage = Stage.RECORDING
 
@@ -212,6 +214,7 @@ class Cycle:
         if self._memory.shortage(proposal, first=first) is not None:
             return
         self._planning.inputs = names(proposal.plan, "inputs")
+        self._memory.forget_peak()
         self._recording.stop()
         self._recording = None
         try:
@@ -276,7 +279,7 @@ class Cycle:
             return
         problem = input_mismatch(service.inputs, forward.args, forward.kwargs)
         self._is_unlike = problem is not None
-        aside = service.step_aside(self._is_unlike)
+        aside = service.step_aside(self._is_unlike, partly=self._memory.goes_in_parts)
         if self._leaving is None:
             self._leaving = self._reason_to_leave(service, forward, problem if aside else None)
         if self._leaving is not None and not self._depart(forward):
@@ -287,9 +290,8 @@ class Cycle:
         leaving, service = self._leaving, self._service
         if leaving is None or service is None:
             return False
-        # A pool of virtual memory can go without the parts in which tensors lie.
-        goes_in_part = service.is_drained and self._memory.goes_in_parts
-        if not service.is_empty and not goes_in_part:
+        may_leave_tensors = service.is_drained or service.is_aside
+        if not service.is_empty and not (may_leave_tensors and self._memory.goes_in_parts):
             return False
         self._leave(leaving.reason)
         self._why = leaving.reason

@@ -34,7 +34,8 @@ class DeviceMemory:
         segments: Its expandable segments, if there may be such.
 
     Attributes:
-        peak: The most that torch has had; zeros if that cannot be measured.
+        peak: The most that torch has had; zeros if that cannot be measured, or a plan of an earlier
+            run has served from the first iteration on.
         goes_in_parts: Of a pool in which tensors lie, the rest can be given back.
     """
 
@@ -64,8 +65,14 @@ class DeviceMemory:
             )
             self._given_back = given_back
 
+    def forget_peak(self) -> None:
+        """A plan serves from the first iteration on: torch's peak is none of training."""
+        self.peak = Peak(is_thrifty=self.peak.is_thrifty)
+
     def shortage(self, proposal: Proposal, *, first: bool, filled: bool = True) -> str | None:
-        """The reason if the run would need more than torch's peak as the plan goes into force.
+        """The reason if the run would need more than its peak as the plan goes into force.
+
+        That is torch's peak, or what the run has reserved since, under plans, if it is more.
 
         On a GPU, counted are the pool and the segments that stay. If they fit, torch's cache is
         given back, and what then stays reserved is counted. The CPU's memory cannot be measured:
@@ -77,12 +84,16 @@ class DeviceMemory:
             filled: The pool has its memory at once; else see `may_fill`.
         """
         pool = proposal.plan.pool if filled else proposal.filling
+        whose = "torch's peak"
         if self._measured:
             peak = max(self.peak.reserved, proposal.peak)
             if self._segments is not None and self._segments.are_on:
                 # Torch gave back what was idle at its peak. With its own settings it would have
                 # needed more than this, and than the plan.
                 peak += int(3 * LEAST_GAIN * peak)
+            reached = torch.cuda.max_memory_reserved(self._adapter.name)
+            if reached > peak:
+                whose, peak = "the peak so far", reached
             needs = self._staying() + pool
             if needs <= peak:
                 self._adapter.give_back()
@@ -92,8 +103,8 @@ class DeviceMemory:
         if needs <= peak:
             return None
         return (
-            f"{described(needs - pool)} that stay and a pool of {described(pool)} exceed torch's "
-            f"peak, {described(peak)}"
+            f"{described(needs - pool)} that stay and a pool of {described(pool)} exceed {whose}, "
+            f"{described(peak)}"
         )
 
     def may_fill(self, proposal: Proposal) -> bool:

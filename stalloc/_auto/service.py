@@ -150,17 +150,23 @@ class Service:
             before, load = self.proposal.before, self.proposal.load
         return reserved > before and live * before < load * reserved
 
-    def step_aside(self, aside: bool) -> bool:
+    def step_aside(self, aside: bool, *, partly: bool) -> bool:
         """Lets the fallback serve everything, without a pool, or ends that.
 
-        Only an empty pool can be given back, and one that the device has no memory for stays away.
+        A pool that the device has no memory for stays away.
+
+        Args:
+            aside: The fallback is to serve.
+            partly: Tensors may lie in the pool, whose memory stays; else only an empty one goes.
 
         Returns:
             True if the pool is away.
         """
-        if aside and not self.is_aside and self.is_empty:
-            session.release_pool()
-            self.is_aside = True
+        if aside and (self.is_empty or partly):
+            # Once more where tensors lay in the pool that have gone since.
+            with contextlib.suppress(StallocError):  # they lie in all of its memory
+                session.release_pool(partly=partly)
+                self.is_aside = True
         elif self.is_aside and not aside:
             # Two pools' worth of memory must not exist together.
             self._adapter.runtime.release_cached()

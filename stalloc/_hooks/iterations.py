@@ -7,10 +7,12 @@ So an iteration is one full cycle of all optimizers.
                           alternate. Between their steps, the activations of the generator live on
     d d d d d g d d ...   the slower one closes, from its first step on: a generator that steps once
                           for five steps of its critic
+    d g d d d d d g d ... the same where it steps in the first step of all, as with `step % 5 == 0`
 
 If the closing optimizer is gone, or idle while another steps more than twice as often as before,
-the other takes over its role. A counter that begins in the middle of a run goes on with the closing
-optimizer of the counter before: a profile and its plan have the same iterations.
+the other takes over its role; after a single cycle of one step each, once it has stepped more than
+`MOST_STEPS` times. A counter that begins in the middle of a run goes on with the closing optimizer
+of the counter before: a profile and its plan have the same iterations.
 """
 
 from __future__ import annotations
@@ -99,7 +101,15 @@ class IterationCounter:
             self._most, self._waits = self._in_a_row, 0
             return True
         steps = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
-        if steps <= (1 if self._most == 1 else 2 * self._most):
+        if steps <= self._most_of_another():
             return False
         self._most = 1
         return True
+
+    def _most_of_another(self) -> int:
+        """Steps that another optimizer may make before it takes over."""
+        if self._most > 1:
+            return 2 * self._most
+        # One cycle does not tell how often the others step: the first one may be shorter.
+        is_first = self._closed == 1 and not self.knows_cycle
+        return MOST_STEPS if is_first else 1

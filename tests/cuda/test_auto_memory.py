@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,26 @@ def test_what_stays_is_known_before_the_cache_goes(expandable: bool) -> None:
         torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() == staying
     assert staying > torch.cuda.memory_allocated()
+
+
+@isolated
+def test_a_plan_may_need_what_the_run_has_reserved_under_an_earlier_one() -> None:
+    """A plan of an earlier run serves the first iterations, so torch's peak is not known."""
+    memory = DeviceMemory(adapter("cuda:0"))
+    torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")  # before the first iteration
+    memory.record_peak()
+    memory.forget_peak()
+    assert memory.peak.reserved == 0
+    torch.empty(200 * MIB, dtype=torch.uint8, device="cuda")  # as under the plan
+
+    def shortage(pool: int) -> str | None:
+        proposal: Any = types.SimpleNamespace(plan=types.SimpleNamespace(pool=pool), peak=0)
+        return memory.shortage(proposal, first=False)
+
+    assert shortage(190 * MIB) is None
+    problem = shortage(260 * MIB)
+    assert problem is not None
+    assert "exceed the peak so far" in problem
 
 
 class Narrow(torch.nn.Module):

@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from training import Model, Trainer, assert_same, loss_of, profiled_plan, tokens
 
 import stalloc
 from stalloc import _core
+from stalloc._auto import entry
 from stalloc._auto.automatic import Auto
 from stalloc._auto.drift import Drift
 from stalloc._auto.planning import Planning
@@ -639,3 +641,54 @@ def test_a_plan_is_outgrown_if_more_iterations_depart_than_not() -> None:
     assert outgrown_after("xx.x.x.xx") == 8
     assert outgrown_after("x." * 20) is None
     assert outgrown_after("x..xx" * 20) == 5
+
+
+def trial(steps: int) -> weakref.ref[nn.Module]:
+    """Trains a new model, as a search for the best options does in each trial."""
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        model(torch.ones(256, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        settle_last()
+    return weakref.ref(model)
+
+
+def settle_last() -> None:
+    """As `settle`, for the last call of `stalloc.auto`."""
+    if entry._last is not None:
+        settle(entry._last)
+
+
+@pytest.mark.parametrize("steps", [3, 5, 8, 20])  # recorded, solved, served, and for a while
+@isolated
+def test_a_model_that_the_program_replaces_goes_at_once(steps: int) -> None:
+    gc.disable()
+    auto = stalloc.auto(time_limit=0.1)
+    trial(steps)
+    assert stalloc.status()["iterations"] > 0
+    for _ in range(3):
+        assert trial(steps)() is None
+    auto.stop()
+
+
+@isolated
+def test_a_profile_and_a_plan_keep_no_model_alive() -> None:
+    gc.disable()
+    trainer = Trainer(Model())
+    with stalloc.profile(trainer.model) as prof:
+        for _ in range(3):
+            trainer.step()
+        model = weakref.ref(trainer.model)
+        assert prof.model is model()
+        del trainer
+        assert model() is None
+        assert prof.model is None
+    trainer = Trainer(Model())
+    with stalloc.enable(prof.plan(), model=trainer.model):
+        for _ in range(3):
+            trainer.step()
+        model = weakref.ref(trainer.model)
+        del trainer
+        assert model() is None

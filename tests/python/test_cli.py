@@ -220,6 +220,13 @@ def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_an_extent_of_too_many_digits_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["plan", "in", "--extent", "ids.1=1" + 18 * "0"])
+    assert exit_.value.code == 2
+    assert "'ids.1=1000000000000000000' is too large: at most 18 digits" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "command", ["run", "plan", "import", "inspect", "replay", "diff", "report"]
 )

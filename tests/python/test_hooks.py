@@ -626,6 +626,9 @@ def test_a_slower_optimizer_ends_the_iteration_from_its_first_step_on(sink: Reco
         ("abbabbabb", "111100100", False),
         ("aaaaaaaaabbb", "111111111011", False),  # b replaces a
         ("aabaaaaaaa", "1110000111", False),  # b steps once
+        ("abaaaabaaaab", "110000100001", False),  # b steps with every fourth of a, and the first
+        ("abaaaaaaaaaa", "110000000011", False),  # b steps once
+        ("ababaaaa", "11010111", False),
         ("aaaaaaaaaa", "0000000011", True),  # none is slower
     ],
 )
