@@ -29,6 +29,10 @@ _CSV_SECONDS = 10.0
 """The time limit of a CSV by default: its planners get all the time there is."""
 
 
+_DIGITS = 18
+"""The most digits of an extent: more may exceed 63 bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The output of `--json`: its keys are documented and stay."""
@@ -106,7 +110,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def _extent(text: str) -> tuple[str, int]:
     name, equals, value = text.partition("=")
-    if not (name and equals and re.fullmatch(r"[0-9]{1,18}", value) and int(value) > 0):
+    if name and re.fullmatch(rf"[0-9]{{{_DIGITS + 1},}}", value):
+        raise argparse.ArgumentTypeError(f"{text!r} is too large: at most {_DIGITS} digits")
+    if not (name and equals and re.fullmatch(r"[0-9]+", value) and int(value) > 0):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not of the form NAME=VALUE with a VALUE from 1, as in ids.1=8192"
         )
