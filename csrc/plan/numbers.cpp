@@ -14,14 +14,14 @@ constexpr std::size_t kUnits = 8;
 
 using Unit = std::vector<Decision*>;  // by `lower`; none lives beyond the next one's beginning
 
-// The units of numbers that take turns, in order of their allocation. Each takes the free unit that
-// was used least recently, once there are `least` of them.
+// The units of numbers that take turns, in order of their allocation. Each takes the free unit of
+// its stream that was used least recently, once there are `least` of them.
 std::vector<Unit> in_turns(const std::vector<Decision*>& numbers, std::size_t least) {
   std::vector<Unit> units;
   for (Decision* d : numbers) {
     Unit* unit = nullptr;
     for (Unit& u : units) {
-      if (u.back()->upper > d->lower) continue;
+      if (u.back()->upper > d->lower || u.back()->stream != d->stream) continue;
       if (!unit || u.back()->upper < unit->back()->upper) unit = &u;
     }
     if (!unit || units.size() < least) unit = &units.emplace_back();

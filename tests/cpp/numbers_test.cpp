@@ -102,6 +102,25 @@ TEST(Numbers, ThoseOfOnePhaseTakeTurns) {
   plan.check();
 }
 
+TEST(Numbers, OfDifferentStreamsShareNoUnit) {
+  plan::Plan plan;
+  plan.period = 100;
+  plan.load = kMiB;
+  plan.phases = {{{PhaseKind::kOptimizer, kNone, 0, 0}, 0, plan.period}};
+  for (Tick i = 0; i < 40; ++i) {
+    plan.decisions.push_back({.size = 8,
+                              .lower = 2 * i,
+                              .upper = 2 * i + 1,
+                              .phase = PhaseIndex(0),
+                              .phase_end = PhaseIndex(0),
+                              .stream = static_cast<StreamId>(i % 3)});
+  }
+  plan::set_numbers_apart(plan);
+  plan::lay_out(plan, {}, {});
+  plan.check();
+  EXPECT_EQ(plan.pool, 8 * plan.alignment);
+}
+
 TEST(Numbers, ThatCostTooMuchShareAddresses) {
   const Bytes least = 2 * plan::kNumberParts * plan::Plan().alignment / (kLayers + 1);
   EXPECT_EQ(plan::NumbersApart(plan_of(least / 2)).size(), 0);
