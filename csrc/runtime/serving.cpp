@@ -207,7 +207,7 @@ void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Depart
       departure.stays_outside && pools_.can_grow() && failed_leftovers_ < kMostFailures;
   if (shuts_out_departed_ || size <= kNumber) return nullptr;
   // A small block may be a state, which would be in the way of start-up's temporaries for good.
-  if (startup_ && size < small()) return nullptr;
+  if (startup_ && size < profile::kSmallRequest) return nullptr;
   departure.displaces = departure.kind == StaticPool::Kind::kIdle && saves_moves();
   if (!departure.displaces && !may_stay && !departures_.admits(departure.origin, size, wary)) {
     // Results of evaluations and copies of weights that stay cost their own size where no decision
