@@ -1,7 +1,7 @@
 #include "plan/numbers.h"
 
 #include <algorithm>
-#include <limits>
+#include <map>
 #include <vector>
 
 #include "base/align.h"
@@ -13,6 +13,19 @@ namespace {
 constexpr std::size_t kUnits = 8;
 
 using Unit = std::vector<Decision*>;  // by `lower`; none lives beyond the next one's beginning
+
+Bytes unit_of(const Plan& plan) { return align_up(kNumber, plan.alignment); }
+
+// True if the decisions, which have one address, fill a period side by side.
+bool fill_period(std::vector<const Decision*>& unit, Tick period) {
+  std::ranges::sort(unit, {}, &Decision::lower);
+  Tick end = unit.front()->lower;
+  for (const Decision* d : unit) {
+    if (d->lower != end) return false;
+    end = d->upper;
+  }
+  return end == unit.front()->lower + period;
+}
 
 // The units of numbers that take turns, in order of their allocation. Each takes the free unit of
 // its stream that was used least recently, once there are `least` of them.
@@ -41,7 +54,7 @@ void set_numbers_apart(Plan& plan) {
     (d.phase != d.phase_end || d.upper > plan.period ? lasting : brief).push_back(&d);
   }
   std::ranges::stable_sort(brief, {}, &Decision::lower);
-  const Bytes most = plan.load / kNumberParts / plan.alignment;  // units
+  const Bytes most = plan.load / kNumberParts / unit_of(plan);  // units
   std::vector<Unit> units = in_turns(brief, std::min<std::size_t>(kUnits, brief.size()));
   if (std::ssize(units) + std::ssize(lasting) > most) units = in_turns(brief, 0);
   for (Decision* d : lasting) units.push_back({d});
@@ -50,26 +63,26 @@ void set_numbers_apart(Plan& plan) {
     const Unit& unit = units[i];
     for (std::size_t k = 0; k < unit.size(); ++k) {
       const bool is_last = k + 1 == unit.size();
-      unit[k]->offset = static_cast<Offset>(i) * plan.alignment;
+      unit[k]->offset = static_cast<Offset>(i) * unit_of(plan);
       unit[k]->upper = is_last ? unit.front()->lower + plan.period : unit[k + 1]->lower;
     }
   }
 }
 
-// Those that lie apart fill whole periods, as many as they have units.
 NumbersApart::NumbersApart(const Plan& plan) {
-  Tick ticks = 0;
-  Offset end = 0;
-  begin_ = std::numeric_limits<Offset>::max();
+  if (plan.alignment <= 0) return;
+  std::map<Offset, std::vector<const Decision*>> units;
   for (const Decision& d : plan.decisions) {
-    if (!is_number(d)) continue;
-    ticks += d.upper - d.lower;
-    begin_ = std::min(begin_, d.offset);
-    end = std::max(end, d.offset + plan.alignment);
+    if (is_number(d)) units[d.offset].push_back(&d);
   }
-  if (end == 0) return;
-  const Bytes size = end - begin_;
-  if (ticks == plan.period * (size / plan.alignment)) size_ = size;
+  if (units.empty()) return;
+  begin_ = units.begin()->first;
+  Offset end = begin_;
+  for (auto& [offset, unit] : units) {
+    if (offset != end || !fill_period(unit, plan.period)) return;
+    end += unit_of(plan);
+  }
+  size_ = end - begin_;
 }
 
 Offset NumbersApart::place(Plan& plan, Offset begin) const {

@@ -36,7 +36,7 @@ inline constexpr Bytes kNumberParts = 256;
 // Gives numbers their units and lifetimes. The plan has its slots and turns, and no addresses yet.
 void set_numbers_apart(Plan& plan);
 
-// The numbers of a plan that lie apart.
+// The numbers of a plan that lie apart: side by side, each unit taken for the whole period.
 class NumbersApart {
  public:
   explicit NumbersApart(const Plan& plan);

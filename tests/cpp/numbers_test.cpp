@@ -121,6 +121,33 @@ TEST(Numbers, OfDifferentStreamsShareNoUnit) {
   EXPECT_EQ(plan.pool, 8 * plan.alignment);
 }
 
+TEST(Numbers, HaveRoomIfTheAlignmentIsFiner) {
+  for (const Bytes alignment : {1, 2, 64}) {
+    const plan::Plan plan =
+        plan::make_plan(profile::profile_iteration(training(3, kMiB)), {.alignment = alignment});
+    EXPECT_EQ(plan::NumbersApart(plan).size(), 2 * std::max(alignment, plan::kNumber));
+    plan.check();
+  }
+}
+
+// Both live for a period together, which is no reason to take them for one unit.
+TEST(Numbers, ThatOverlapHaveNoUnit) {
+  plan::Plan plan;
+  plan.period = 4;
+  plan.phases = {{{PhaseKind::kOptimizer, kNone, 0, 0}, 0, plan.period}};
+  for (const auto& [lower, upper] : {std::pair<Tick, Tick>{0, 3}, {1, 2}}) {
+    plan.decisions.push_back({.size = 1,
+                              .lower = lower,
+                              .upper = upper,
+                              .phase = PhaseIndex(0),
+                              .phase_end = PhaseIndex(0)});
+  }
+  plan::set_numbers_apart(plan);
+  plan::lay_out(plan, {}, {});
+  plan.check();
+  EXPECT_EQ(plan::NumbersApart(plan).size(), 0);
+}
+
 TEST(Numbers, ThatCostTooMuchShareAddresses) {
   const Bytes least = 2 * plan::kNumberParts * plan::Plan().alignment / (kLayers + 1);
   EXPECT_EQ(plan::NumbersApart(plan_of(least / 2)).size(), 0);
