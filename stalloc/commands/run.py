@@ -234,8 +234,15 @@ def _profile(args: argparse.Namespace) -> int:
     def save(number: signal.Signals) -> None:
         prof.stop()
         _say_at_once(f"{number.name}: the recording is saved")
+        replaces = replace
         try:
-            _, said, _ = _save(prof, args.pinned, files, replace, TERMINATED_TIME_LIMIT)
+            try:
+                _, said, _ = _save(prof, args.pinned, files, replaces, TERMINATED_TIME_LIMIT)
+            except FileExistsError:
+                if replaces or not replace:
+                    raise
+                # The training thread has begun to write them meanwhile.
+                _, said, _ = _save(prof, args.pinned, files, True, TERMINATED_TIME_LIMIT)
             for line in said:
                 _say_at_once(line)
         except (StallocError, OSError) as error:
