@@ -112,7 +112,7 @@ std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows, bool 
       Bytes bytes = 0;
       for (const Range& r : addresses.ranges()) bytes += r.size();
       if (plan.recorded_load == 0 || !plan::exceeds_load(plan, bytes)) {
-        // What the device lacks now comes with its requests.
+        // If the device lacks memory, the rest gets it with its requests.
         for (const Range& r : addresses.ranges()) {
           if (!attach(*pool, r)) break;
         }

@@ -77,11 +77,17 @@ TEST(Numbers, LieBelowAllOtherRequests) {
   EXPECT_TRUE(plan.optimal);
 }
 
-TEST(Numbers, ThoseOfOnePhaseTakeTurns) {
+// A plan of a step of the optimizer, without decisions.
+plan::Plan plan_of_step(Tick period) {
   plan::Plan plan;
-  plan.period = 100;
+  plan.period = period;
   plan.load = kMiB;
-  plan.phases = {{{PhaseKind::kOptimizer, kNone, 0, 0}, 0, plan.period}};
+  plan.phases = {{{PhaseKind::kOptimizer, kNone, 0, 0}, 0, period}};
+  return plan;
+}
+
+TEST(Numbers, ThoseOfOnePhaseTakeTurns) {
+  plan::Plan plan = plan_of_step(100);
   for (Tick i = 0; i < 20; ++i) {
     plan.decisions.push_back({.size = 8, .lower = 4 * i, .upper = 4 * i + 3});
     plan.decisions.push_back({.size = 4, .lower = 4 * i + 1, .upper = 4 * i + 2});
@@ -103,10 +109,7 @@ TEST(Numbers, ThoseOfOnePhaseTakeTurns) {
 }
 
 TEST(Numbers, OfDifferentStreamsShareNoUnit) {
-  plan::Plan plan;
-  plan.period = 100;
-  plan.load = kMiB;
-  plan.phases = {{{PhaseKind::kOptimizer, kNone, 0, 0}, 0, plan.period}};
+  plan::Plan plan = plan_of_step(100);
   for (Tick i = 0; i < 40; ++i) {
     plan.decisions.push_back({.size = 8,
                               .lower = 2 * i,
@@ -132,9 +135,8 @@ TEST(Numbers, HaveRoomIfTheAlignmentIsFiner) {
 
 // Both live for a period together, which is no reason to take them for one unit.
 TEST(Numbers, ThatOverlapHaveNoUnit) {
-  plan::Plan plan;
-  plan.period = 4;
-  plan.phases = {{{PhaseKind::kOptimizer, kNone, 0, 0}, 0, plan.period}};
+  plan::Plan plan = plan_of_step(4);
+  plan.load = 0;  // no number may lie apart
   for (const auto& [lower, upper] : {std::pair<Tick, Tick>{0, 3}, {1, 2}}) {
     plan.decisions.push_back({.size = 1,
                               .lower = lower,
