@@ -51,7 +51,8 @@ torch's segments keep is missing in the pool. Of the plans for `benchmarks/progr
 save less, most cost memory in the end."""
 
 _SHARED_SEGMENT = 20 << 20
-"""Bytes. Smaller blocks share segments of torch's, which stay as long as one of them is live."""
+"""Bytes. Smaller blocks share segments of torch's, which stay as long as one of them is live. Idle
+pages of an expandable segment go."""
 
 _CHUNK = 2 << 20
 """Bytes of virtual memory that a pool gets at once."""
@@ -161,6 +162,7 @@ def candidates(
     torch = replay_torch(trace)
     live = _LiveOn(trace)
     peak = peak or Peak()
+    shared = _SHARED_SEGMENT if peak.reserved > 0 and not peak.is_thrifty else 0
     reserved = torch.reserved
     if 0 < torch.load <= peak.live:
         # Blocks that are live beside the recorded requests are the same under a plan.
@@ -177,7 +179,7 @@ def candidates(
             entering=plan.pool + live.at_begin,
             beside=most - live.kept,
             peak=peak.reserved,
-            filling=live.most_while_filling(plan, _SHARED_SEGMENT if peak.reserved > 0 else 0),
+            filling=live.most_while_filling(plan, shared),
         )
         lasts = found.is_changing or not peak.is_strained
         return found if lasts else replace(found, before=torch.reserved)

@@ -13,6 +13,7 @@ import stalloc
 from stalloc import _core
 from stalloc._auto import proposal
 from stalloc._auto.proposal import Peak, Proposal, propose
+from stalloc.replaying import replay_torch
 from stalloc.trace import Trace
 
 _OUTPUT = 4 * 2048 * 2048
@@ -110,6 +111,20 @@ def test_a_plan_of_changing_requests_has_to_save_much_where_torch_is_thrifty() -
     assert not found(is_thrifty=True)
     proposal.LEAST_GAIN_OF_CHANGING = best.gain - 1e-3
     assert found(is_thrifty=True)
+
+
+@isolated
+def test_small_gradients_go_back_where_segments_are_expandable() -> None:
+    trace = recorded(keeps=False)
+    gradients = 4 * (64 * 256 + 256 + 256 * 2048 + 2048)
+
+    def filling(*, is_thrifty: bool) -> int:
+        load = replay_torch(trace).load
+        peak = Peak(100 * load, 2 * load, is_thrifty)
+        return propose(trace, 0.1, lambda _: True, peak)[0].filling
+
+    saved = filling(is_thrifty=False) - filling(is_thrifty=True)
+    assert saved >= 0.9 * gradients, "they go before the backward pass makes new ones"
 
 
 @isolated
