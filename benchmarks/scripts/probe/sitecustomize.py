@@ -65,6 +65,20 @@ def _figures() -> dict[str, Any]:
 def _write(folder: Path, process: int) -> None:
     if os.getpid() == process and "torch" in sys.modules:
         (folder / f"{process}.json").write_text(json.dumps(_figures()))
+        _let_autograd_finish()
+
+
+def _let_autograd_finish() -> None:
+    """Gives autograd's worker a pass that holds nothing of Python's.
+
+    It drops what it holds of the last one. Where Python ends before it has done so, torch aborts,
+    with any allocator (pytorch#173568).
+    """
+    torch = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        y = torch.ones((), device="cuda", requires_grad=True) * 1
+        engine = torch.autograd.variable.Variable._execution_engine
+        engine.run_backward((y,), (torch.ones_like(y),), False, False, (), True, True)
 
 
 def _begin(folder: Path) -> None:
