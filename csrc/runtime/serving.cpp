@@ -68,7 +68,8 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       moves_before_(pools.moves()),
       reuse_(scope.reuse),
       fills_(!scope.filled),
-      other_threads_(scope.other_threads) {
+      other_threads_(scope.other_threads),
+      ahead_(scope.ahead) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
 }
 
@@ -89,7 +90,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
     return {allocate_outgrown(size, stream)};
   }
   if (decision != kNone) {
-    if (draining_ && lives_on(layouts_.current()[decision])) return {};
+    if (leaves_out(layouts_.current()[decision])) return {};
     if (late_blocks_.contains(decision)) return {};
     return {allocate_planned(decision, size, stream)};
   }
@@ -99,7 +100,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
     ++counts_.persistent_requests;
     return {};
   }
-  if (draining_ && group != kNone && lives_on(layouts_.current()[group])) return {};
+  if (group != kNone && leaves_out(layouts_.current()[group])) return {};
   if (tagged || group != kNone) return {allocate_dynamic(group, size, stream), true};
   if (is_setup() || (keeps_pauses_clear_ && is_pause())) return {};
   return {allocate_departed(size, stream, {origin()}, is_wary())};
@@ -183,7 +184,7 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
 void* Serving::place_in_memory(Range lacking, Bytes size, StreamId stream,
                                StaticPool::Departure departure) {
   const MovingMemory::Means means = this->means(size);
-  if (lacking.size() <= means.spare || shuts_out_departed_ || in_evaluation_) return nullptr;
+  if (lacking.size() <= means.spare || shuts_out_departed() || in_evaluation_) return nullptr;
   if (!means.idle && !moves_often()) return nullptr;
   departure.harmless = !means.idle;
   // One that stays would be in the way of those that have the addresses.
@@ -205,7 +206,7 @@ void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Depart
   // A layout can leave what stays outside of the anchors alone.
   const bool may_stay =
       departure.stays_outside && pools_.can_grow() && failed_leftovers_ < kMostFailures;
-  if (shuts_out_departed_ || size <= kNumber) return nullptr;
+  if (shuts_out_departed() || size <= kNumber) return nullptr;
   // A small block may be a state, which would be in the way of start-up's temporaries for good.
   if (startup_ && size < profile::kSmallRequest) return nullptr;
   departure.displaces = departure.kind == StaticPool::Kind::kIdle && saves_moves();
@@ -274,7 +275,7 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
 
 void* Serving::place_evaluation(Offset offset, Bytes size, StreamId stream) {
   Pool& pool = *pools_.active();
-  if (shuts_out_departed_ || !pool.space.has_zone()) return nullptr;
+  if (shuts_out_departed() || !pool.space.has_zone()) return nullptr;
   offset = pool.space.place_in_zone(offset, size, stream, {Departures::kUnplanned});
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   ++counts_.evaluation_requests;
@@ -304,7 +305,7 @@ void Serving::begin_part(Evaluations::Part part) {
 // Opens a zone for the layout of the part, if need be in memory that moves. `more`: and in more
 // memory than the pool has.
 void Serving::open_zone(bool more) {
-  if (evaluations_.height() == 0 || pools_.is_away()) return;
+  if (evaluations_.height() == 0 || pools_.is_away() || shuts_out_departed()) return;
   const auto open = [this] {
     return pools_.active()->space.open_zone(evaluations_.height(), evaluations_.stream(),
                                             evaluations_.room(), !evaluations_.leaves_last());
@@ -604,6 +605,15 @@ void Serving::adopt(const plan::Plan* layout) {
   startup_->matcher().relayout(*layout);
 }
 
+void Serving::count_hits(std::int64_t planned) {
+  if (planned > 0) {
+    const double share = static_cast<double>(hits_) / static_cast<double>(planned);
+    share_ += (share - share_) / kLastIterations;
+  }
+  counts_.hits += hits_;
+  counts_.misses += std::max<std::int64_t>(0, planned - hits_);
+}
+
 bool Serving::end_iteration() {
   const std::int64_t absent = startup_ ? startup_->absent() : 0;
   matcher().end_iteration();
@@ -615,12 +625,7 @@ bool Serving::end_iteration() {
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;
-  if (const std::int64_t planned = counts_.planned - absent; planned > 0) {
-    const double share = static_cast<double>(hits_) / static_cast<double>(planned);
-    share_ += (share - share_) / kLastIterations;
-  }
-  counts_.hits += hits_;
-  counts_.misses += std::max<std::int64_t>(0, counts_.planned - absent - hits_);
+  if (!std::exchange(ahead_, false)) count_hits(counts_.planned - absent);
   hits_ = 0;
   if (!startup_) return false;
   matcher_.trust_like(startup_->matcher());

@@ -48,6 +48,9 @@ class Serving {
     bool other_threads = true;  // their requests may lie in idle pool space
     // Static addresses of the pool have memory at once; else they get it with their first requests.
     bool filled = true;
+    // The first iteration serves nothing but requests that live on into the next one. Their like
+    // of the iteration before, which lies beside the pool, goes meanwhile.
+    bool ahead = false;
   };
 
   // Both are null on a device without streams.
@@ -170,6 +173,8 @@ class Serving {
   // True if it is to do so before a request of `size` bytes: the pool lacks memory that the request
   // may need, and the run would come to a new peak.
   bool wants_cached_for(Bytes size);
+  // True if memory for a request of `size` bytes in the pool would be a new peak of the run.
+  bool exceeds_most(Bytes size) const;
 
   // The hits of this iteration.
   std::int64_t hits_now() const { return hits_; }
@@ -187,6 +192,10 @@ class Serving {
   }
   Matcher& matcher() { return startup_ ? startup_->matcher() : matcher_; }
   bool capturing() const { return delayed_ && delayed_->capturing(); }
+  // True if this iteration leaves it to the fallback: the last one under the plan those that live
+  // on, the first one all others.
+  bool leaves_out(const auto& d) const { return lives_on(d) ? draining_ : ahead_; }
+  bool shuts_out_departed() const { return shuts_out_departed_ || ahead_; }
   // The bytes that departures have added, or that lie behind the layout's addresses.
   Bytes extra() const {
     return std::max(extra_, pools_.active()->space.memory() - layouts_.current().pool);
@@ -246,6 +255,7 @@ class Serving {
   void begin_part(Evaluations::Part part);
   void end_evaluation();
   void learn_from_departed();
+  void count_hits(std::int64_t planned);
 
   Pools& pools_;
   const DelayedFrees* const delayed_;
@@ -314,6 +324,7 @@ class Serving {
   const bool reuse_;
   const bool fills_;  // the pool began without memory
   const bool other_threads_;
+  bool ahead_;  // see Scope
   bool draining_ = false;
   bool shuts_out_departed_ = false;
   bool keeps_clear_ = false;

@@ -356,6 +356,12 @@ bool Serving::wants_cached() {
   return true;
 }
 
+// The pool takes whole chunks, at both ends.
+bool Serving::exceeds_most(Bytes size) const {
+  const Bytes wanted = size + 2 * pools_.active()->chunk;
+  return accounting_.reserved() + wanted > accounting_.most_reserved();
+}
+
 bool Serving::wants_cached_for(Bytes size) {
   if (capturing() || pools_.is_away() || !pools_.can_grow() || accounting_.caller_waits()) {
     return false;
@@ -366,7 +372,7 @@ bool Serving::wants_cached_for(Bytes size) {
   // Between live blocks, some stays. Each request would wait for it in vain.
   stuck_cached_ = std::exchange(asked_cached_, false) ? cached : std::min(stuck_cached_, cached);
   if (cached - stuck_cached_ <= std::max(load / kCachedParts, kLeastCached)) return false;
-  if (accounting_.reserved() + size <= accounting_.most_reserved() || !means().waits) return false;
+  if (!exceeds_most(size) || !means().waits) return false;
   if (!in_evaluation_) ++training_moves_;
   asked_cached_ = true;
   return true;

@@ -142,7 +142,7 @@ class Auto:
         begins, self._begun = ended > 0 or not self._begun, True
         if not begins or self._cycle is None or not self.enabled:
             return
-        self._journal.count(ended, served=self._cycle.stage is Stage.SERVING)
+        self._journal.count(ended, served=self._cycle.serves)
         with self._guarded(), self._working():
             self._cycle.iteration_begins(Forward(module, args, kwargs))
 

@@ -112,6 +112,11 @@ class Cycle:
             serves=lambda: self._service is not None,
         )
 
+    @property
+    def serves(self) -> bool:
+        """True if a plan serves this iteration, and not only what lives on into the next one."""
+        return self._service is not None and not self._service.is_ahead
+
     def iteration_begins(self, forward: Forward) -> None:
         """Takes the next step, if it is time for one."""
         self._memory.record_peak()
@@ -145,15 +150,13 @@ class Cycle:
             self._service.step_aside(True, partly=False)
 
     def phase_begins(self) -> None:
-        """Lets torch give back what lay beside a pool that is being filled."""
+        """Lets segments be expandable from within the first iteration on."""
         if self._segments is not None and self._recording is not None:
             self._segments.phase_begins()
-        if self._service is not None and self._service.enabled:
-            self._service.phase_begins()
 
     def count_requests(self) -> None:
         """Gives the journal the requests under a plan since the last call."""
-        if self._service is not None and self._service.enabled:
+        if self._service is not None and self._service.enabled and not self._service.is_ahead:
             self._journal.count_requests(self._service.new_requests())
 
     def end(self) -> None:
@@ -244,12 +247,12 @@ class Cycle:
         """Puts the best plan that fits in force. Returns the problem if none does."""
         problem = None
         for proposal in self._proposals:
-            filled = not self._memory.may_fill(proposal)
-            problem = self._memory.shortage(proposal, first=False, filled=filled)
+            ahead = self._memory.may_enter_ahead(proposal)
+            problem = self._memory.shortage(proposal, first=False, ahead=ahead)
             if problem is not None:
                 continue
             try:
-                self._serve(proposal, forward, kept=False, filled=filled)
+                self._serve(proposal, forward, kept=False, ahead=ahead)
             except OutOfMemory as error:
                 problem = str(error)
             else:
@@ -258,11 +261,11 @@ class Cycle:
         return problem
 
     def _serve(
-        self, proposal: Proposal, forward: Forward, *, kept: bool, filled: bool = True
+        self, proposal: Proposal, forward: Forward, *, kept: bool, ahead: bool = False
     ) -> None:
         tolerated = self._memory.tolerated(proposal, self._options.tolerance)
         drift = Drift(proposal.beside, tolerated, self._patience)
-        self._service = Service(self._adapter, proposal, forward, drift, kept=kept, filled=filled)
+        self._service = Service(self._adapter, proposal, forward, drift, kept=kept, ahead=ahead)
         self.stage = Stage.SERVING
         self._leaving = None
         reason = "plan of an earlier run" if kept else self._why

@@ -69,7 +69,7 @@ class DeviceMemory:
         """A plan serves from the first iteration on: torch's peak is none of training."""
         self.peak = Peak(is_thrifty=self.peak.is_thrifty)
 
-    def shortage(self, proposal: Proposal, *, first: bool, filled: bool = True) -> str | None:
+    def shortage(self, proposal: Proposal, *, first: bool, ahead: bool = False) -> str | None:
         """The reason if the run would need more than its peak as the plan goes into force.
 
         That is torch's peak, or what the run has reserved since, under plans, if it is more.
@@ -81,9 +81,9 @@ class DeviceMemory:
         Args:
             proposal: The plan.
             first: True before the first iteration.
-            filled: The pool has its memory at once; else see `may_fill`.
+            ahead: See `may_enter_ahead`.
         """
-        pool = proposal.plan.pool if filled else proposal.filling
+        pool = proposal.plan.pool - (proposal.handed if ahead else 0)
         whose = "torch's peak"
         if self._measured:
             peak = max(self.peak.reserved, proposal.peak)
@@ -107,17 +107,14 @@ class DeviceMemory:
             f"{described(peak)}"
         )
 
-    def may_fill(self, proposal: Proposal) -> bool:
-        """True if the first iteration shall fill the pool.
+    def may_enter_ahead(self, proposal: Proposal) -> bool:
+        """True if the plan shall begin with the requests that live on into the next iteration.
 
-        The iteration before has left memory beside it, such as the last output of the model. Torch
-        gives that back while the pool is being filled, so both need less together.
+        Those of the iteration before lie beside the pool, where their memory would be needed in
+        addition. While torch serves all others once more, the pool gets memory for the new ones
+        only, and the old ones go.
         """
-        if proposal.filling >= (1 - LEAST_GAIN) * proposal.plan.pool:
-            return False
-        if not self._measured:
-            return True
-        return self.goes_in_parts
+        return self.goes_in_parts and proposal.handed >= LEAST_GAIN * proposal.plan.pool
 
     def _staying(self) -> int:
         """Bytes that stay reserved once torch's cache is given back.

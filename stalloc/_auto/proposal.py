@@ -8,7 +8,7 @@ Requests that live into the next iteration stay where torch has them, such as th
 loop that calls `zero_grad` after the forward. They keep their memory although it is idle between
 `zero_grad` and the backward pass, where the load may be highest. So there is a plan of *whole
 iterations*, too, which serves them. Then the pool is never empty. When it is reserved, gradients
-exist outside it:
+exist outside it, unless it serves the gradients of the iteration before already:
 
                transients                        whole iterations
     pool       activations                       activations and gradients
@@ -54,9 +54,6 @@ _SHARED_SEGMENT = 20 << 20
 """Bytes. Smaller blocks share segments of torch's, which stay as long as one of them is live. Idle
 pages of an expandable segment go."""
 
-_CHUNK = 2 << 20
-"""Bytes of virtual memory that a pool gets at once."""
-
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -73,9 +70,8 @@ class Proposal:
             first one under the plan. Requests that live on from the iteration before lie there.
         beside: Reserved beside the pool in an iteration that runs as recorded.
         peak: Reserved by torch at its peak, measured while it was recorded; 0 where it cannot be.
-        filling: The most that the pool and all that is live beside it exceed `at_begin` in the
-            first iteration under the plan, if the pool gets memory as it is used, and freed memory
-            beside it goes back where a phase begins.
+        handed: The part of `at_begin` whose like lies in the pool once the plan has served the
+            requests that live on, one iteration ahead; see `may_enter_ahead`.
     """
 
     plan: Plan
@@ -85,7 +81,7 @@ class Proposal:
     entering: int
     beside: int
     peak: int = 0
-    filling: int = 0
+    handed: int = 0
 
     @property
     def at_begin(self) -> int:
@@ -179,7 +175,7 @@ def candidates(
             entering=plan.pool + live.at_begin,
             beside=most - live.kept,
             peak=peak.reserved,
-            filling=live.most_while_filling(plan, shared),
+            handed=live.handed(plan, shared),
         )
         lasts = found.is_changing or not peak.is_strained
         return found if lasts else replace(found, before=torch.reserved)
@@ -211,9 +207,6 @@ class _LiveOn:
         lower, self._upper = requests.lower[rows], requests.upper[rows]
         self._size: Int64s = _rounded(requests.size[rows])
         self._lower = np.maximum(lower, begin)
-        self._begin, self._end = begin, end
-        phases = trace.phases.begin
-        self._phases: Int64s = np.unique(phases[(phases > begin) & (phases < end)])
         before = lower < begin
         last = trace.iterations[-3] if len(trace.iterations) > 2 else begin
         self._old: Flags = before & (lower >= last) & (self._upper <= end)
@@ -231,24 +224,15 @@ class _LiveOn:
         order = np.argsort(ticks, kind="stable")
         return int(np.cumsum(np.concatenate([size, -size])[order]).max(initial=0))
 
-    def most_while_filling(self, plan: Plan, shared: int) -> int:
-        """The most bytes by which the pool and all beside it exceed `at_begin`; see `Proposal`.
+    def handed(self, plan: Plan, shared: int) -> int:
+        """Bytes of `freed` whose like the plan serves; see `Proposal`.
 
         Args:
             plan: The plan.
             shared: Freed blocks up to this size do not go back, in bytes.
         """
-        made = self._new & ~self._served(self._new, plan)
-        freed = ~self._new & (self._size > shared)
-        following = np.searchsorted(self._phases, self._upper)
-        freed &= following < len(self._phases)
-        back = self._phases[following[freed]]
-        clock = (self._end - self._begin) / plan.period
-        used, chunks = _used_first(plan)
-        ticks = np.concatenate([back, self._lower[made], self._begin + used * clock])
-        changes = np.concatenate([-self._size[freed], self._size[made], chunks])
-        order = np.lexsort((changes, ticks))
-        return int(np.cumsum(changes[order]).max(initial=0))
+        goes = self._old & (self._size > shared)
+        return int(self._size[self._served(goes, plan)].sum())
 
     def _served(self, rows: Flags, plan: Plan) -> Flags:
         """Rows that are the plan's requests that live into the next iteration, or like them."""
@@ -280,56 +264,6 @@ class _LiveOn:
                 continue
             found[row] = True
         return found
-
-
-def _used_first(plan: Plan) -> tuple[Int64s, Int64s]:
-    """The ticks at which an iteration is the first one to use chunks of the pool, and their bytes.
-
-    Regions count as used at its beginning. Chunks that only later iterations use, such as the slot
-    of a request that was made in the iteration before, count as used at its end.
-    """
-    first = np.full(-(-plan.pool // _CHUNK), plan.period)
-
-    def use(offset: int, size: int, tick: int) -> None:
-        first[offset // _CHUNK : -(-(offset + size) // _CHUNK)] = tick
-
-    decisions, groups, slots = plan.decisions, plan.groups, plan.slots
-    slotted = set(plan.slot_decisions.row.tolist())
-    uses = [
-        (decisions.lower[row], decisions.offset[row], decisions.size[row])
-        for row in range(len(decisions.size))
-        if row not in slotted
-    ]
-    for number, used in enumerate(_slots_used_first(plan)):
-        size = slots.size[number]
-        uses += [(tick, slots.offset[number] + i * size, size) for i, tick in enumerate(used)]
-    uses += [(0, offset, size) for offset, size in zip(groups.offset, groups.size, strict=True)]
-    for tick, offset, size in sorted(uses, reverse=True):
-        use(offset, size, tick)
-    ticks, counts = np.unique(first, return_counts=True)
-    return ticks, counts.astype(np.int64) * _CHUNK
-
-
-def _slots_used_first(plan: Plan) -> list[list[int]]:
-    """For each class of slots, the ticks at which the slots are used first, one after another."""
-    table, decisions = plan.slot_decisions, plan.decisions
-    # The requests of a box share a slot.
-    boxes: dict[tuple[int, int], tuple[int, int]] = {}
-    for i, (row, number) in enumerate(zip(table.row, table.slots, strict=True)):
-        box = table.box[i] if table.box[i] >= 0 else -1 - i
-        lower, upper = boxes.get((number, box), (NEVER, 0))
-        end = decisions.upper[row] + table.over[i]
-        boxes[number, box] = (min(lower, decisions.lower[row]), max(upper, end))
-    found: list[list[int]] = [[] for _ in range(len(plan.slots.size))]
-    free: list[list[int]] = [[] for _ in found]  # ticks at which used slots are free again
-    for (number, _), (lower, upper) in sorted(boxes.items(), key=lambda item: item[1]):
-        again = [tick for tick in free[number] if tick <= lower]
-        if again:
-            free[number].remove(again[0])
-        else:
-            found[number].append(lower)
-        free[number].append(upper)
-    return found
 
 
 def _rounded(size: Int64s) -> Int64s:

@@ -43,12 +43,12 @@ class Service:
         forward: The call that begins the iteration.
         drift: Tells when the plan is outgrown.
         kept: The plan was made by an earlier run.
-        filled: The pool has its memory at once; else it gets it as it is used, in an iteration in
-            which torch gives back what the iteration before has left beside the pool.
+        ahead: The first iteration serves only requests that live on into the next one.
 
     Attributes:
         proposal: The plan.
         inputs: Those that it knows.
+        is_ahead: This iteration serves only requests that live on into the next one.
         is_aside: The fallback serves everything, without the pool.
         missed: Share of the planned requests that the last iteration did not make.
         unplanned: Share of the last iteration's requests, but evaluations', that the plan lacks.
@@ -66,18 +66,18 @@ class Service:
         drift: Drift,
         *,
         kept: bool,
-        filled: bool = True,
+        ahead: bool = False,
     ) -> None:
         self.proposal = proposal
         self.inputs = names(proposal.plan, "inputs")
         self._adapter = adapter
         self._drift = drift
         self._trial = _TRIAL if kept else 0
-        if filled:
-            self._session = session.enable(proposal.plan, model=forward.module, strict=False)
+        if ahead:
+            self._session = session.enable_ahead(proposal.plan, forward.module)
         else:
-            self._session = session.enable_gradually(proposal.plan, forward.module)
-        self._is_filling = not filled
+            self._session = session.enable(proposal.plan, model=forward.module, strict=False)
+        self.is_ahead = ahead
         self._is_first = True  # iteration under the plan
         active = session.current_session()
         if active is None:
@@ -177,20 +177,18 @@ class Service:
         self._adapter.runtime.keep_pauses_clear(aside and not self.is_aside)
         return self.is_aside
 
-    def phase_begins(self) -> None:
-        """Lets torch give back its cache, while the pool is being filled."""
-        if self._is_filling:
-            self._give_back()
-
     def iteration_ends(self) -> None:
-        """The first iteration has filled the pool.
+        """Lets torch give back its cache after the first iteration.
 
-        It has also replaced the outputs and batches of the iteration before, which kept segments of
-        torch's from going back.
+        It has replaced the outputs and batches of the iteration before, which kept segments of
+        torch's from going back. One that was ahead tells nothing of the plan.
         """
         if self._is_first:
             self._give_back()
-        self._is_filling = self._is_first = False
+        if self.is_ahead:
+            self._reserved = self._news()["fallback_reserved"]
+            self.new_requests()
+        self.is_ahead = self._is_first = False
 
     def _give_back(self) -> None:
         if self._adapter.is_native and torch.cuda.is_current_stream_capturing():

@@ -160,6 +160,14 @@ TEST_F(CallersCache, GoesBeforeAPoolThatLacksMemoryTakesSome) {
   allocator_.end_capture();
 }
 
+TEST_F(CallersCache, GoesBeforeWholeChunksExceedTheMostThatTheRunHasHeld) {
+  enable_and_answer(region_between());
+  note(90 * kMiB, 20 * kMiB);
+  note(0, 70 * kMiB);
+  EXPECT_FALSE(allocator_.wants_callers_cache(36 * kMiB));
+  EXPECT_TRUE(allocator_.wants_callers_cache(40 * kMiB));
+}
+
 // It lies between live blocks.
 TEST_F(CallersCache, IsNotWantedAgainWhereItStays) {
   enable_and_answer(region_between());

@@ -99,6 +99,48 @@ TEST_F(FilledPool, says_that_the_device_is_full_and_goes_on_when_it_is_not) {
   EXPECT_EQ(train().back(), 64 * kMiB);
 }
 
+// An iteration frees what lives on from the one before. What it requests: a transient, one that the
+// plan lacks, an evaluation's, and one that lives on.
+TEST(PoolAheadOfItsPlan, serves_what_lives_on_into_its_first_iteration) {
+  device::PretendMemory device{200 * kMiB, /*grows=*/true};
+  runtime::PlannedAllocator allocator{device};
+  const Bytes size = 16 * kMiB;
+  allocator.enable(
+      testing::plan_of({testing::decision(size, 0, 0, 1), testing::decision(size, size, 2, 5)}, 4),
+      {.filled = false, .ahead = true});
+  allocator.trust_all(/*makes_states=*/false);
+  const auto statistics = [&] { return allocator.figures().statistics(); };
+  const auto request = [&](Bytes bytes) { return allocator.allocate(bytes, 0, true); };
+  void* lives_on = nullptr;
+  // Returns the bytes beside the pool at the end.
+  const auto iterate = [&] {
+    allocator.loop().enter_unplanned();
+    void* evaluated = request(size);
+    allocator.loop().leave_unplanned();
+    allocator.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    void* transient = request(size);
+    void* unknown = request(size / 2);
+    allocator.inspect().check();
+    for (void* p : {transient, unknown, evaluated}) EXPECT_TRUE(allocator.deallocate(p));
+    EXPECT_EQ(allocator.deallocate(lives_on), lives_on != nullptr);
+    lives_on = request(size);
+    allocator.inspect().check();
+    const Bytes beside = statistics().fallback.peak;
+    allocator.loop().end_iteration();
+    return beside;
+  };
+  const Bytes beside = iterate();
+  EXPECT_EQ(beside, 2 * size + size / 2);
+  EXPECT_LE(statistics().pool, size + 2 * kMiB);
+  EXPECT_EQ(statistics().live_blocks, 1);
+  EXPECT_EQ(statistics().hits + statistics().misses, 0) << "it tells nothing of the plan";
+  iterate();
+  EXPECT_EQ(statistics().hits, 2);
+  EXPECT_EQ(statistics().misses, 0);
+  EXPECT_EQ(statistics().pool, 2 * size);
+  EXPECT_TRUE(allocator.deallocate(lives_on));
+}
+
 TEST(PoolThatCannotGrow, is_filled_at_once) {
   device::PretendMemory device{200 * kMiB};
   runtime::PlannedAllocator allocator{device};

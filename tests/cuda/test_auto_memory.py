@@ -289,10 +289,11 @@ def train_with_output(model: WithOutput) -> tuple[dict[str, Any], list[int], int
     return status, peaks, output.numel() * output.element_size()
 
 
+@pytest.mark.parametrize("wasteful", [False, True])
 @isolated
-def test_the_last_output_goes_while_the_pool_is_filled() -> None:
+def test_a_plan_begins_with_the_next_output_while_the_last_one_is_live(wasteful: bool) -> None:
     torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
-    status, peaks, size = train_with_output(WithOutput(wasteful=True).to("cuda"))
+    status, peaks, size = train_with_output(WithOutput(wasteful=wasteful).to("cuda"))
     (change,) = status["changes"]
     assert change["pool"] >= 3 * size, "it holds this output, the last one, and a gradient"
     assert change["pool"] + size + 48 * MIB > peaks[3], "with the input they do not fit at once"
@@ -301,6 +302,10 @@ def test_the_last_output_goes_while_the_pool_is_filled() -> None:
 
 @isolated
 def test_no_plan_comes_into_force_where_the_last_output_does_not_fit() -> None:
+    """Without virtual memory the whole pool has memory at once."""
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    torch.cuda.init()
+    standin.fail("cudaGetDriverEntryPoint", 1, 35, -1)
     status, peaks, _ = train_with_output(WithOutput(wasteful=False).to("cuda"))
     assert status["stage"] == "resting"
     assert "exceed torch's peak" in status["reason"]
@@ -385,6 +390,7 @@ def test_segments_go_that_are_unused_after_the_first_iteration() -> None:
 
 GROWING = """
 import gc, os, torch, stalloc
+import training_cuda  # lets autograd's thread finish at the end
 MIB = 1 << 20
 
 class Wide(torch.nn.Module):

@@ -405,10 +405,7 @@ def test_a_smaller_plan_goes_into_force_where_the_best_one_does_not_fit(unfit: i
         if solution is None:
             return None
         found[:] = solution.proposals
-        short = [
-            replace(p, entering=p.before + 1 + p.plan.pool, filling=p.plan.pool)
-            for p in found[:unfit]
-        ]
+        short = [replace(p, entering=p.before + 1 + p.plan.pool, handed=0) for p in found[:unfit]]
         return replace(solution, proposals=[*short, *found[unfit:]])
 
     with pytest.MonkeyPatch.context() as patch:
