@@ -17,7 +17,7 @@ from stalloc._fit import names
 from stalloc.errors import OutOfMemory, StallocError
 
 _REQUESTS = ("requests", "served_as_planned", "unplanned_requests", "evaluation_requests")
-_COUNTS = ("hits", "misses", "conflicts", *_REQUESTS)
+_COUNTS = ("iterations", "hits", "misses", "conflicts", *_REQUESTS)
 
 _TRIAL = 4
 """Iterations until a plan of an earlier run is judged: the first one makes the optimizer's states,
@@ -197,7 +197,7 @@ class Service:
 
     def departs(self) -> bool:
         """Notes an iteration; True if the run does not do what the plan of an earlier run says."""
-        if self._trial == 0:
+        if self._trial == 0 or self._is_within_iteration():
             return False
         self._trial -= 1
         now = self._news()
@@ -208,6 +208,13 @@ class Service:
             self._trial = 0
             self._drained = _DRAINED + 1
         return self._trial == 0 and not follows
+
+    def _is_within_iteration(self) -> bool:
+        """True if the plan's iteration goes on.
+
+        It knows from the first one on that a slower optimizer is to step, which ends it.
+        """
+        return self._statistics()["iterations"] == self._counts["iterations"]
 
     def outgrown(self) -> bool:
         """Notes an iteration; True if the plan no longer fits."""

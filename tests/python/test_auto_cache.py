@@ -308,6 +308,39 @@ def test_a_run_that_departs_from_a_kept_plan_makes_its_own(tmp_path: Path) -> No
     assert change["pool"] == own["pool"]
 
 
+def train_adversaries(steps: int) -> stalloc.AutoStatus:
+    """A generator steps with the first step of its critic, and with each fifth one after that."""
+    torch.manual_seed(0)
+    inner = [[torch.nn.Linear(64, 64), torch.nn.Tanh()] for _ in range(8)]
+    outer = [
+        [torch.nn.Linear(64, 96), torch.nn.Sigmoid(), torch.nn.Linear(96, 64)] for _ in range(4)
+    ]
+    critic = torch.nn.Sequential(*(layer for layers in inner for layer in layers))
+    generator = torch.nn.Sequential(*(layer for layers in outer for layer in layers))
+    fast, slow = (torch.optim.Adam(model.parameters()) for model in (critic, generator))
+    with stalloc.auto() as auto:
+        for step in range(steps):
+            fast.zero_grad()
+            real, fake = torch.rand(512, 64), generator(torch.rand(512, 64)).detach()
+            (critic(fake).square().mean() + critic(real).mean()).backward()
+            fast.step()
+            if step % 5 == 0:
+                slow.zero_grad()
+                critic(generator(torch.rand(512, 64))).mean().backward()
+                slow.step()
+            settle(auto)
+        return auto.status()
+
+
+@isolated
+def test_a_first_iteration_of_two_parts_is_judged_as_a_whole(tmp_path: Path) -> None:
+    os.environ["STALLOC_CACHE"] = str(tmp_path)
+    assert train_adversaries(70)["served"] > 0
+    status = train_adversaries(70)
+    (change,) = status["changes"]
+    assert (change["iteration"], change["reason"]) == (0, "plan of an earlier run")
+
+
 class TwoPrograms(torch.nn.Module):
     """One model with the weights of another."""
 
