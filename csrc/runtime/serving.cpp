@@ -386,6 +386,7 @@ void* Serving::place_dynamic(plan::GroupIndex group, Bytes size, StreamId stream
 
 void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
   if (kind != trace::PhaseKind::kOther) in_evaluation_ = false;
+  if (kind != trace::PhaseKind::kOptimizer) makes_states_ = false;  // a step has failed
   refused_room_.fill({});
   outside_ = 0;
   if (kind == trace::PhaseKind::kBackward) note_structure();

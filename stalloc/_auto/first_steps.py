@@ -16,12 +16,15 @@ Under a plan, which may be one of an earlier run, states are not the plan's requ
 on as profiled. Their sizes are those of temporaries, often several in a row, so the runtime is told
 that states are made.
 
-Optimizers of `torch.optim` make their states in `_init_group`. Others are left alone, as is SGD,
-which makes them elsewhere.
+Optimizers of `torch.optim` make their states in `_init_group`. SGD makes them elsewhere, and others
+do so anywhere in a step. While requests are recorded, these are left alone. Under a plan, all of
+their first step is taken for states: it comes once, and any state that took a planned address would
+keep it.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -66,9 +69,10 @@ class FirstSteps:
         self._records = records
         self._serves = serves
         self._left = _MOST
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._hooks = (
             register_optimizer_step_pre_hook(self._begins),
-            register_optimizer_step_post_hook(_ends),
+            register_optimizer_step_post_hook(self._ends),
         )
 
     def stop(self) -> None:
@@ -80,7 +84,9 @@ class FirstSteps:
     def _begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_compiling():
             return  # Dynamo cannot follow what comes here
-        _ends(optimizer)  # a step that has failed
+        self._ends(optimizer)  # a step that has failed
+        is_first = optimizer not in self._stepped
+        self._stepped.add(optimizer)
         if optimizer.state or not (self._records() or self._serves()):
             return
         if self._segments is not None and self._left > 0:
@@ -92,6 +98,14 @@ class FirstSteps:
                 return
         if self._serves() and _makes_states(optimizer):
             vars(optimizer)[_INIT] = self._told(getattr(optimizer, _INIT))
+        elif self._serves() and is_first:
+            self._adapter.runtime.make_states(True)
+
+    def _ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        vars(optimizer).pop(_INIT, None)
+        self._adapter.runtime.make_states(False)
 
     def _apart(self, make: Callable[..., Any], segments: Segments) -> Callable[..., Any]:
         """The function that makes states, which then come from a pool of their own."""
@@ -123,11 +137,6 @@ class FirstSteps:
                 runtime.make_states(False)
 
         return init_group
-
-
-def _ends(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    if not torch.compiler.is_compiling():
-        vars(optimizer).pop(_INIT, None)
 
 
 def _makes_states(optimizer: torch.optim.Optimizer) -> bool:

@@ -408,6 +408,19 @@ TEST_F(PlannedAllocatorTest, StatesTakeNoPlannedAddress) {
   allocator_.inspect().check();
 }
 
+TEST_F(PlannedAllocatorTest, AStepThatFailsMakesNoMoreStates) {
+  allocator_.enable(two_blocks());
+  allocator_.make_states(true);
+  allocator_.loop().enter_phase(trace::PhaseKind::kOptimizer, kNone, 0);
+  void* state = allocate(kMiB);
+  EXPECT_EQ(allocator_.figures().statistics().persistent_requests, 1);
+  enter();
+  void* a = allocate(kMiB);
+  EXPECT_EQ(allocator_.figures().statistics().hits, 1);
+  EXPECT_EQ(allocator_.figures().statistics().persistent_requests, 1);
+  for (void* p : {a, state}) EXPECT_TRUE(allocator_.deallocate(p));
+}
+
 TEST_F(PlannedAllocatorTest, EnablingAnotherPlanRetiresTheFirst) {
   allocator_.enable(two_blocks());
   enter();

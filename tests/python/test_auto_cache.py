@@ -416,11 +416,25 @@ def test_a_kept_plan_serves_a_script_as_torch_does(tmp_path: Path) -> None:
     assert len(list(folder.glob("*.plan.json"))) == 4
 
 
-ADAM = """
+STATES = """
 import torch
 torch.manual_seed(0)
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {{}})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            if p not in self.state:
+                self.state[p] = torch.zeros_like(p)
+            state = self.state[p]
+            p.sub_(state.mul(0.9).add(p.grad, alpha=0.1).sign() * 1e-3)
+            state.mul_(0.99).add_(p.grad, alpha=0.01)
+
 model = torch.nn.Sequential(*[torch.nn.Linear(96, 96) for _ in range(6)])
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+optimizer = {}
 for i in range(48):
     model(torch.randn(64, 96)).square().mean().backward()
     optimizer.step()
@@ -429,9 +443,19 @@ for i in range(48):
 """
 
 
-def test_the_states_of_the_first_step_take_no_place_of_a_kept_plan(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "torch.optim.AdamW(model.parameters(), lr=1e-3)",
+        "torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=0.1)",
+        "Lion(model.parameters())",
+    ],
+)
+def test_the_states_of_the_first_step_take_no_place_of_a_kept_plan(
+    optimizer: str, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
-    script.write_text(ADAM.format(WAITS))
+    script.write_text(STATES.format(optimizer, WAITS))
     folder = tmp_path / "cache"
     for kept in (False, True, True):
         out, _ = run("--json", script, cwd=tmp_path, STALLOC_CACHE=str(folder))
@@ -440,7 +464,7 @@ def test_the_states_of_the_first_step_take_no_place_of_a_kept_plan(tmp_path: Pat
         assert (change["iteration"] == 0) == kept
         # A displaced temporary would miss its place in each iteration.
         missed = status["requests"] - status["served_as_planned"]
-        assert missed < status["iterations"] - 1
+        assert missed < status["iterations"] // 4
 
 
 @isolated
