@@ -149,6 +149,7 @@ class Runtime:
         reuse: bool = True,
         startup: bool = False,
         hand_back: bool = True,
+        filled: bool = True,
         ahead: bool = False,
     ) -> None: ...
     def prepare(self, sizes: Sequence[int]) -> None: ...

@@ -122,11 +122,13 @@ class _Active(Session):
         keep_addresses: bool | None,
         hand_back: bool = True,
         pinned: Plan | None = None,
+        filled: bool = True,
         ahead: bool = False,
         corrects: bool = False,
     ) -> None:
         super().__init__(plan)
         self._corrects = corrects
+        self._filled = filled
         self._ahead = ahead
         self._switch: Switch | None = None  # of expandable segments that this has turned on
         self.pinned = pinned
@@ -224,7 +226,12 @@ class _Active(Session):
             self._adapter.give_back()
             self._leave_small(_small_of(self.plan))
             self._adapter.runtime.enable(
-                self.plan._core, self._reuse, self._startup, self._hand_back, self._ahead
+                self.plan._core,
+                self._reuse,
+                self._startup,
+                self._hand_back,
+                self._filled,
+                self._ahead,
             )
             count_anew(self._adapter)
             self._adapter.refresh()
@@ -508,11 +515,15 @@ def enable(
     )
 
 
-def enable_ahead(plan: Plan, model: torch.nn.Module) -> Session:
-    """Puts a plan of whole iterations in force one iteration ahead; not for users.
+def enable_gradually(plan: Plan, model: torch.nn.Module, *, ahead: bool) -> Session:
+    """Puts a plan in force whose pool gets memory as it is used; not for users.
 
-    The first iteration serves only requests that live on into the next one. The pool gets memory
-    as it is used. A device that cannot add memory to a pool gives all of it at once.
+    A device that cannot add memory to a pool gives all of it at once.
+
+    Args:
+        plan: The plan.
+        model: The model.
+        ahead: The first iteration serves only requests that live on into the next one.
     """
     if problem := _mismatch(plan, model):
         _refuse(problem, strict=False)
@@ -527,7 +538,8 @@ def enable_ahead(plan: Plan, model: torch.nn.Module) -> Session:
             startup=False,
             keep_addresses=None,
             hand_back=_hands_back(),
-            ahead=True,
+            filled=False,
+            ahead=ahead,
         )
     )
 

@@ -130,18 +130,19 @@ void bind_runtime(py::module_& m) {
       .def(
           "enable",
           [](runtime::DeviceRuntime& r, const plan::Plan& plan, bool reuse, bool startup,
-             bool hand_back, bool ahead) {
+             bool hand_back, bool filled, bool ahead) {
             r.allocator().enable(plan, {.reuse = reuse,
                                         .startup = startup,
                                         .hand_back = hand_back,
-                                        .filled = !ahead,
+                                        .filled = filled,
                                         .ahead = ahead});
           },
           py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false,
-          py::arg("hand_back") = true, py::arg("ahead") = false, ReleaseGil(),
-          "With `ahead`, the first iteration serves only requests that live on into the next one, "
-          "and the pool's addresses get memory with their first requests, on a device that can add "
-          "it.")
+          py::arg("hand_back") = true, py::arg("filled") = true, py::arg("ahead") = false,
+          ReleaseGil(),
+          "If `filled` is false, the pool's addresses get memory with their first requests, on a "
+          "device that can add it. With `ahead`, the first iteration serves only requests that "
+          "live on into the next one.")
       .def(
           "prepare",
           [](runtime::DeviceRuntime& r, const std::vector<Bytes>& sizes) {

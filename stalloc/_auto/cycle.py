@@ -221,7 +221,7 @@ class Cycle:
         self._recording.stop()
         self._recording = None
         try:
-            self._serve(proposal, forward, kept=True)
+            self._serve(proposal, forward, kept=True, filled=not self._memory.goes_in_parts)
         except OutOfMemory:
             self._record(forward)
 
@@ -252,7 +252,7 @@ class Cycle:
             if problem is not None:
                 continue
             try:
-                self._serve(proposal, forward, kept=False, ahead=ahead)
+                self._serve(proposal, forward, kept=False, filled=not ahead, ahead=ahead)
             except OutOfMemory as error:
                 problem = str(error)
             else:
@@ -261,11 +261,19 @@ class Cycle:
         return problem
 
     def _serve(
-        self, proposal: Proposal, forward: Forward, *, kept: bool, ahead: bool = False
+        self,
+        proposal: Proposal,
+        forward: Forward,
+        *,
+        kept: bool,
+        filled: bool,
+        ahead: bool = False,
     ) -> None:
         tolerated = self._memory.tolerated(proposal, self._options.tolerance)
         drift = Drift(proposal.beside, tolerated, self._patience)
-        self._service = Service(self._adapter, proposal, forward, drift, kept=kept, ahead=ahead)
+        self._service = Service(
+            self._adapter, proposal, forward, drift, kept=kept, filled=filled, ahead=ahead
+        )
         self.stage = Stage.SERVING
         self._leaving = None
         reason = "plan of an earlier run" if kept else self._why

@@ -43,7 +43,9 @@ class Service:
         forward: The call that begins the iteration.
         drift: Tells when the plan is outgrown.
         kept: The plan was made by an earlier run.
-        ahead: The first iteration serves only requests that live on into the next one.
+        filled: The pool has its memory at once; else it gets it as it is used.
+        ahead: The first iteration serves only requests that live on into the next one, in a pool
+            that is not filled.
 
     Attributes:
         proposal: The plan.
@@ -66,17 +68,18 @@ class Service:
         drift: Drift,
         *,
         kept: bool,
-        ahead: bool = False,
+        filled: bool,
+        ahead: bool,
     ) -> None:
         self.proposal = proposal
         self.inputs = names(proposal.plan, "inputs")
         self._adapter = adapter
         self._drift = drift
         self._trial = _TRIAL if kept else 0
-        if ahead:
-            self._session = session.enable_ahead(proposal.plan, forward.module)
-        else:
+        if filled:
             self._session = session.enable(proposal.plan, model=forward.module, strict=False)
+        else:
+            self._session = session.enable_gradually(proposal.plan, forward.module, ahead=ahead)
         self.is_ahead = ahead
         self._is_first = True  # iteration under the plan
         active = session.current_session()

@@ -615,6 +615,46 @@ print(len(stalloc.status()["changes"]), torch.cuda.max_memory_reserved())
     assert second[1] <= first[1]
 
 
+def test_a_kept_plan_leaves_room_for_what_was_made_before_the_first_forward(
+    tmp_path: Path,
+) -> None:
+    """A teacher's output lies beside the pool in the first iteration, and in it from then on."""
+    script = """
+import torch, stalloc
+import training_cuda  # lets autograd's thread finish at the end
+
+MIB = 1 << 20
+
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.empty(3 << 20) for _ in range(12))
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = (x * weight.mean()).tanh().sigmoid()
+        return x
+
+model = Wide().cuda()
+optimizer = torch.optim.SGD(model.parameters())
+stalloc.auto(model)
+for iteration in range(10_000):
+    wanted = torch.ones(16 * MIB, device="cuda")  # 64 MiB, and so are the model's activations
+    loss = (model(torch.ones(16 * MIB, device="cuda")) - wanted).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if stalloc.status()["stage"] in ("serving", "resting") and iteration > 10:
+        break
+status = stalloc.status()
+peak, last = torch.cuda.max_memory_reserved(), torch.cuda.memory_reserved()
+print(status["changes"][0]["iteration"], stalloc.memory_stats("cuda")["conflicts"], peak, last)
+"""
+    _, (began, conflicts, peak, last) = run_twice(script, tmp_path)
+    assert (began, conflicts) == (0, 0)
+    assert peak - last < 32 * MIB
+
+
 @isolated
 def test_workspaces_are_requested_only_where_they_may_be() -> None:
     from stalloc._auto.kept import request_workspaces
