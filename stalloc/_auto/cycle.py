@@ -35,6 +35,7 @@ from stalloc._auto.forward import Forward
 from stalloc._auto.journal import Journal
 from stalloc._auto.kept import KeptPlans, request_workspaces
 from stalloc._auto.memory import DeviceMemory, described
+from stalloc._auto.models import Models
 from stalloc._auto.planning import Planning
 from stalloc._auto.proposal import Proposal
 from stalloc._auto.recording import Recording
@@ -96,6 +97,7 @@ class Cycle:
         self._patience = _PATIENCE
         self._why = "first plan"
         self._planning = Planning(options, self._memory, self._kept)
+        self._models = Models()
         self._renewal: Renewal | None = None
         self._proposals: list[Proposal] = []
         self._tries = 0
@@ -132,6 +134,7 @@ class Cycle:
                 if self._journal.status["iterations"] > 0:
                     self._segments.iteration_ends()
             self._planning.iteration_is_recorded()
+            self._models.learn(forward.module)
             self._plan_if_recorded(forward)
         if self.stage is Stage.PLANNING:
             self._take_proposals()
@@ -177,6 +180,7 @@ class Cycle:
 
     def _record(self, forward: Forward | None) -> None:
         self._proposals = []
+        self._models = Models()
         given = self._model() if self._model is not None else None
         root = forward.module if forward is not None else given
         self._recording = Recording(root, self._device, self._options, forward)
@@ -275,6 +279,7 @@ class Cycle:
             self._adapter, proposal, forward, drift, kept=kept, filled=filled, ahead=ahead
         )
         self.stage = Stage.SERVING
+        self._models.learn(forward.module)
         self._leaving = None
         reason = "plan of an earlier run" if kept else self._why
         self._journal.plan_changes(proposal, in_force=True, reason=reason)
@@ -289,8 +294,13 @@ class Cycle:
             self._rest(service.refusal)
             return
         problem = input_mismatch(service.inputs, forward.args, forward.kwargs)
-        self._is_unlike = problem is not None
+        is_another = self._models.is_another(forward.module)
+        self._is_unlike = problem is not None or is_another
         aside = service.step_aside(self._is_unlike, partly=self._memory.goes_in_parts)
+        if self._leaving is None and is_another:
+            self._leaving = _Departure(
+                "another model", Stage.RECORDING if self._exchange() else Stage.RESTING
+            )
         if self._leaving is None:
             self._leaving = self._reason_to_leave(service, forward, problem if aside else None)
         if self._leaving is not None and not self._depart(forward):

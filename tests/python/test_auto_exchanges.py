@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 from isolation import isolated
-from test_auto import stats, train
+from test_auto import settle, stats, train
 from torch import nn
 from torch.nn import functional
 from training import Trainer, assert_same, tokens, twins
@@ -191,6 +191,52 @@ def test_a_plan_steps_aside_although_the_next_batch_lies_in_its_pool() -> None:
         step(batch)
     assert not service.is_aside, "the first batch that fits again"
     auto.stop()
+
+
+@isolated
+def test_a_plan_goes_out_of_force_as_layers_are_unfrozen() -> None:
+    torch.set_num_threads(1)
+
+    def run(planned: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model[:4].requires_grad_(False)
+        auto = stalloc.auto(model, iterations=3, time_limit=0.1) if planned else None
+        losses = []
+        for number in range(14):
+            if number == 12:
+                assert auto is None or stalloc.status()["stage"] == "serving"
+                model.requires_grad_(True)
+            loss = model(torch.ones(512, 256)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            if auto is not None:
+                settle(auto)
+        return losses
+
+    planned = run(planned=True)
+    reasons = [c["reason"] for c in stalloc.status()["changes"] if not c["in_force"]]
+    stalloc.disable()
+    assert reasons == ["another model"], "in the first iteration, or after it"
+    assert planned == run(planned=False)
+
+
+@isolated
+def test_another_model_of_the_same_tensors_leaves_the_plan_in_force() -> None:
+    torch.set_num_threads(1)
+    with stalloc.auto(iterations=3, time_limit=0.1) as auto:
+        for _ in range(2):
+            model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(10):
+                model(torch.ones(512, 256)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                settle(auto)
+        assert [change["in_force"] for change in stalloc.status()["changes"]] == [True]
 
 
 @isolated
