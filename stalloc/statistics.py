@@ -124,7 +124,7 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
     """Counts and bytes since the plan was enabled, or peaks since they were reset.
 
     Before the first plan: all zero, but for the bytes of torch's allocator on a GPU in native mode.
-    After disable(): the memory still held, and the last counts.
+    After disable(): the memory still held, the last counts, and peaks of the run that go on.
 
     Args:
         device: The device; None is that of the plan in force, else the CPU. On a GPU "allocated"
@@ -134,8 +134,11 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
     adapter = _adapter(device)
     adapter.refresh()
     counts = adapter.runtime.statistics()
-    if adapter.is_native and not counts["planned"]:
-        counts |= _bytes_of_torch(adapter.name)
+    if adapter.is_native and not adapter.runtime.enabled:
+        of_torch = _bytes_of_torch(adapter.name)
+        peaks = ("run_peak_allocated", "run_peak_reserved")
+        since = {name: max(counts[name], of_torch[name]) for name in peaks}
+        counts |= since if counts["planned"] else of_torch
     for name, earlier in _corrected.get(adapter.name, {}).items():
         now = counts[name]
         counts[name] = max(now, earlier) if name in _PEAKS else now + earlier
@@ -151,7 +154,7 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
 
 
 def _bytes_of_torch(device: str) -> dict[str, int]:
-    """The bytes of torch's allocator, which serves a GPU alone before the first plan."""
+    """The bytes of torch's allocator, which serves a GPU alone where no plan is in force."""
     import torch
 
     stats = torch.cuda.memory_stats(device)  # empty before CUDA's first use

@@ -350,6 +350,19 @@ def test_a_plan_may_need_what_the_run_has_reserved_under_an_earlier_one() -> Non
     assert "exceed the peak so far" in problem
 
 
+@isolated
+def test_the_peaks_of_a_run_go_on_once_a_plan_is_out_of_force() -> None:
+    trainer = Trainer(rows=32)
+    stalloc.enable(trainer.plan(), model=trainer.model)
+    trainer.step()
+    stalloc.disable()
+    torch.empty(600 * MIB, dtype=torch.uint8, device="cuda")  # and gone
+    stats = stalloc.memory_stats("cuda")
+    assert stats["run_peak_allocated"] >= 600 * MIB
+    assert stats["run_peak_reserved"] >= stats["run_peak_allocated"]
+    assert stats["run_efficiency"] > 0.9
+
+
 class Narrow(torch.nn.Module):
     """Activations of 8 MiB."""
 
