@@ -50,6 +50,7 @@ from stalloc.errors import OutOfMemory
 _TRIES = 8  # iterations to wait until the plan fits
 _PATIENCE = 3  # iterations of drift; doubled with each exchange
 _MOST_PATIENCE = 96
+_ANOTHER_MODEL = "another model"
 
 
 class _Departure(NamedTuple):
@@ -298,9 +299,8 @@ class Cycle:
         self._is_unlike = problem is not None or is_another
         aside = service.step_aside(self._is_unlike, partly=self._memory.goes_in_parts)
         if self._leaving is None and is_another:
-            self._leaving = _Departure(
-                "another model", Stage.RECORDING if self._exchange() else Stage.RESTING
-            )
+            follows = Stage.RECORDING if self._exchange() else Stage.RESTING
+            self._leaving = _Departure(_ANOTHER_MODEL, follows)
         if self._leaving is None:
             self._leaving = self._reason_to_leave(service, forward, problem if aside else None)
         if self._leaving is not None and not self._depart(forward):
@@ -424,9 +424,10 @@ class Cycle:
         self._journal.rests(reason)
 
     def _watch(self, forward: Forward) -> None:
-        """Records again once the inputs have changed for good."""
+        """Records again once the inputs, or the model, have changed for good."""
         changed = input_mismatch(self._planning.inputs, forward.args, forward.kwargs)
-        self._unlike = self._unlike + 1 if changed else 0
+        is_another = self._models.is_another(forward.module)
+        self._unlike = self._unlike + 1 if changed or is_another else 0
         if self._unlike >= self._patience and self._exchange():
-            self._why = "other inputs"
+            self._why = "other inputs" if changed else _ANOTHER_MODEL
             self._record(forward)

@@ -17,6 +17,7 @@ from training import Trainer, assert_same, tokens, twins
 
 import stalloc
 from stalloc import _core
+from stalloc._auto import proposal
 from stalloc._auto.automatic import Auto
 from stalloc._auto.journal import Journal
 from stalloc._auto.renewal import Renewal
@@ -222,6 +223,28 @@ def test_a_plan_goes_out_of_force_as_layers_are_unfrozen() -> None:
     stalloc.disable()
     assert reasons == ["another model"], "in the first iteration, or after it"
     assert planned == run(planned=False)
+
+
+@isolated
+def test_a_run_without_a_plan_is_recorded_again_as_layers_are_unfrozen() -> None:
+    usual, proposal.LEAST_GAIN = proposal.LEAST_GAIN, 2.0  # no plan saves so much
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
+    model[:4].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with stalloc.auto(model, iterations=3, time_limit=0.1) as auto:
+        for number in range(24):
+            if number == 10:
+                assert stalloc.status()["stage"] == "resting"
+                proposal.LEAST_GAIN = usual
+                model.requires_grad_(True)
+            model(torch.ones(512, 256)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            settle(auto)
+        (change,) = stalloc.status()["changes"]
+    assert change["in_force"]
+    assert change["reason"] == "another model"
+    assert change["iteration"] > 10
 
 
 @isolated
