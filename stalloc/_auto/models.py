@@ -21,12 +21,13 @@ class Models:
     """Follows the model of a plan.
 
     An iteration may begin with another model than the one before, as in adversarial training. So a
-    model tells something only once parameters of the plan's have gone, or once the plan's own has
-    other trained ones.
+    model tells something only once parameters of the last one that was looked at have gone, or once
+    that one has other trained ones.
     """
 
     def __init__(self) -> None:
         self._known: set[str] = set()
+        self._is_another = False  # the model that was looked at last
         self._root: weakref.ref[torch.nn.Module] | None = None
         self._parameters: list[tuple[weakref.ref[torch.nn.Parameter], bool]] = []
 
@@ -37,8 +38,7 @@ class Models:
             root: The one with whose forward the iteration begins.
         """
         self._known.add(model_signature(root))
-        self._root = weakref.ref(root)
-        self._parameters = [(weakref.ref(p), p.requires_grad) for p in root.parameters()]
+        self._look_at(root)
 
     def is_another(self, root: torch.nn.Module) -> bool:
         """True if the program goes on with a model that has not been learnt.
@@ -46,12 +46,14 @@ class Models:
         Args:
             root: The one with whose forward the iteration begins.
         """
-        if not self._has_changed(root):
-            return False
-        if model_signature(root) not in self._known:
-            return True
-        self.learn(root)
-        return False
+        if self._has_changed(root):
+            self._look_at(root)
+        return self._is_another
+
+    def _look_at(self, root: torch.nn.Module) -> None:
+        self._is_another = model_signature(root) not in self._known
+        self._root = weakref.ref(root)
+        self._parameters = [(weakref.ref(p), p.requires_grad) for p in root.parameters()]
 
     def _has_changed(self, root: torch.nn.Module) -> bool:
         is_root = self._root is not None and self._root() is root
