@@ -124,7 +124,8 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
     """Counts and bytes since the plan was enabled, or peaks since they were reset.
 
     Before the first plan: all zero, but for the bytes of torch's allocator on a GPU in native mode.
-    After disable(): the memory still held, the last counts, and peaks of the run that go on.
+    After disable(): the memory still held, the last counts, and peaks of the run that go on, and
+    include those of torch's allocator from before the plan.
 
     Args:
         device: The device; None is that of the plan in force, else the CPU. On a GPU "allocated"

@@ -44,10 +44,7 @@ class Allocator {
   // The block is not served if memory has run out.
   Block allocate(const trace::Request& r) {
     Block block;
-    if (torch_ && planned_.may_exceed_most(r.size)) {
-      note_torch();
-      if (planned_.wants_callers_cache(r.size)) empty_torch();
-    }
+    if (torch_ && planned_.wants_callers_cache(r.size)) empty_torch();
     try {
       block.planned = planned_.allocate(r.size, r.stream, r.thread == 0);
     } catch (const OutOfMemory&) {

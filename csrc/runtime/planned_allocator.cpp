@@ -152,9 +152,10 @@ bool PlannedAllocator::wants_cached_for(Bytes size) {
   return parts_.serving && parts_.callers_fallback && parts_.serving->wants_cached_for(size);
 }
 
-bool PlannedAllocator::exceeds_most(Bytes size) {
+bool PlannedAllocator::fills_beyond_most(Bytes size) {
   const std::lock_guard lock(parts_.mutex);
-  return parts_.serving && parts_.callers_fallback && parts_.serving->exceeds_most(size);
+  const Serving* const serving = parts_.serving.get();
+  return serving && parts_.callers_fallback && serving->fills() && serving->exceeds_most(size);
 }
 
 bool PlannedAllocator::would_give_way(Bytes growth) {

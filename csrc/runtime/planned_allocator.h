@@ -109,13 +109,14 @@ class PlannedAllocator {
 
   // For a caller whose own allocator serves the rest. True if that is to give back what it caches
   // before it asks for a request of `size` bytes here: the pool may need memory for it, and the run
-  // would hold more than ever. If may_exceed_most(), it first tells what it holds, for blocks may
-  // have been freed. Without a lock if the pool has all its memory.
+  // would hold more than ever. Without a lock if the pool has all its memory.
   bool wants_callers_cache(Bytes size) {
     return parts_.lacks_memory.load(std::memory_order_relaxed) && wants_cached_for(size);
   }
-  bool may_exceed_most(Bytes size) {
-    return parts_.lacks_memory.load(std::memory_order_relaxed) && exceeds_most(size);
+  // True if the pool began without memory, and the request may be one that makes a new peak. The
+  // caller first tells what it holds, for blocks may have been freed. Without a lock, as above.
+  bool fills_to_new_peak(Bytes size) {
+    return parts_.lacks_memory.load(std::memory_order_relaxed) && fills_beyond_most(size);
   }
   // The caller's allocator is to serve a request, and takes `growth` bytes of the device if none of
   // its cached blocks fits. It first tells what it holds (Figures::note_fallback()), for blocks may
@@ -169,7 +170,7 @@ class PlannedAllocator {
   bool would_give_way(Bytes growth);
   void give_way_to_caller(Bytes growth);
   bool wants_cached_for(Bytes size);
-  bool exceeds_most(Bytes size);
+  bool fills_beyond_most(Bytes size);
   void* allocate_idle(Bytes size, StreamId stream);
   Bytes give_idle_memory(Bytes size);
   bool delay(void* p);

@@ -173,6 +173,8 @@ class Serving {
   // True if it is to do so before a request of `size` bytes: the pool lacks memory that the request
   // may need, and the run would come to a new peak.
   bool wants_cached_for(Bytes size);
+  // True if the pool began without memory.
+  bool fills() const { return fills_; }
   // True if memory for a request of `size` bytes in the pool would be a new peak of the run.
   bool exceeds_most(Bytes size) const;
 

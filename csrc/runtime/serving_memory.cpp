@@ -356,9 +356,9 @@ bool Serving::wants_cached() {
   return true;
 }
 
-// The pool takes whole chunks, at both ends.
+// A pool that is being filled takes whole chunks, at both ends.
 bool Serving::exceeds_most(Bytes size) const {
-  const Bytes wanted = size + 2 * pools_.active()->chunk;
+  const Bytes wanted = size + (fills_ ? 2 * pools_.active()->chunk : 0);
   return accounting_.reserved() + wanted > accounting_.most_reserved();
 }
 

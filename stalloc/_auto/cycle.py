@@ -295,6 +295,8 @@ class Cycle:
             self._rest(service.refusal)
             return
         problem = input_mismatch(service.inputs, forward.args, forward.kwargs)
+        if service.is_on_trial:
+            self._models.learn(forward.module)  # its requests are judged
         is_another = self._models.is_another(forward.module)
         self._is_unlike = problem is not None or is_another
         aside = service.step_aside(self._is_unlike, partly=self._memory.goes_in_parts)

@@ -22,7 +22,7 @@ class Models:
 
     An iteration may begin with another model than the one before, as in adversarial training. So a
     model tells something only once parameters of the last one that was looked at have gone, or once
-    that one has other trained ones.
+    that one has more of them, or other trained ones.
     """
 
     def __init__(self) -> None:
@@ -57,6 +57,8 @@ class Models:
 
     def _has_changed(self, root: torch.nn.Module) -> bool:
         is_root = self._root is not None and self._root() is root
+        if is_root and sum(1 for _ in root.parameters()) != len(self._parameters):
+            return True
         for reference, was_trained in self._parameters:
             parameter = reference()
             if parameter is None or (is_root and parameter.requires_grad != was_trained):

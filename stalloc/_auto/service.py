@@ -128,6 +128,11 @@ class Service:
         return self._had_pool and self.unplanned > MOST_UNPLANNED
 
     @property
+    def is_on_trial(self) -> bool:
+        """True while the plan of an earlier run has not been judged."""
+        return self._trial > 0
+
+    @property
     def is_empty(self) -> bool:
         """True if no tensor lies in the pool."""
         return self._statistics()["live_blocks"] == 0

@@ -161,10 +161,12 @@ TEST_F(CallersCache, GoesBeforeAPoolThatLacksMemoryTakesSome) {
 }
 
 TEST_F(CallersCache, GoesBeforeWholeChunksExceedTheMostThatTheRunHasHeld) {
-  enable_and_answer(region_between());
+  enable_and_answer(region_between(), {.filled = false});
   note(90 * kMiB, 20 * kMiB);
   note(0, 70 * kMiB);
+  EXPECT_FALSE(allocator_.fills_to_new_peak(36 * kMiB));
   EXPECT_FALSE(allocator_.wants_callers_cache(36 * kMiB));
+  EXPECT_TRUE(allocator_.fills_to_new_peak(40 * kMiB));
   EXPECT_TRUE(allocator_.wants_callers_cache(40 * kMiB));
 }
 

@@ -143,12 +143,14 @@ TEST(Replay, APlanFailsIfItsPoolDoesNotFit) {
 }
 
 // Iterations whose third has more beside them: what was idle there before does not fit.
-// The pool is in use meanwhile, and gives nothing.
 TEST(Replay, WhatIsIdleInTorchGoesBeforeANewPeak) {
   TraceBuilder builder;
   const auto iteration = [&](bool has_more) {
     builder.phase(trace::PhaseKind::kForward, 0);
     const auto a = builder.alloc(11 * kMiB);
+    builder.phase(trace::PhaseKind::kBackward, 0);
+    builder.free(a);
+    builder.phase(trace::PhaseKind::kUnplanned);
     if (has_more) {
       const auto first = builder.alloc(48 * kMiB, 0, /*thread=*/1);
       const auto idle = builder.alloc(384 * kMiB, 0, 1);
@@ -157,8 +159,6 @@ TEST(Replay, WhatIsIdleInTorchGoesBeforeANewPeak) {
       const auto larger = builder.alloc(480 * kMiB, 0, 1);
       for (const auto r : {first, last, larger}) builder.free(r);
     }
-    builder.phase(trace::PhaseKind::kBackward, 0);
-    builder.free(a);
     builder.step();
   };
   for (const bool has_more : {false, false, true, false}) iteration(has_more);

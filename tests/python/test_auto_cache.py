@@ -341,6 +341,31 @@ def test_a_first_iteration_of_two_parts_is_judged_as_a_whole(tmp_path: Path) -> 
     assert (change["iteration"], change["reason"]) == (0, "plan of an earlier run")
 
 
+def train_halves(steps: int) -> stalloc.AutoStatus:
+    """Trains one half of a model and the other in turn; the rest is frozen."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+    optimizers = [torch.optim.SGD(half.parameters(), lr=0.1) for half in (model[:4], model[4:])]
+    with stalloc.auto(model, time_limit=0.1) as auto:
+        for number in range(steps):
+            model[:4].requires_grad_(number % 2 == 0)
+            model[4:].requires_grad_(number % 2 == 1)
+            optimizer = optimizers[number % 2]
+            model(torch.ones(512, 256)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            settle(auto)
+        return auto.status()
+
+
+@isolated
+def test_a_kept_plan_learns_the_models_that_are_trained_in_turn(tmp_path: Path) -> None:
+    os.environ["STALLOC_CACHE"] = str(tmp_path)
+    assert train_halves(24)["changes"][0]["in_force"]
+    (change,) = train_halves(24)["changes"]
+    assert (change["iteration"], change["reason"]) == (0, "plan of an earlier run")
+
+
 class TwoPrograms(torch.nn.Module):
     """One model with the weights of another."""
 

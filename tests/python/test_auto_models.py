@@ -41,3 +41,10 @@ def test_a_model_of_the_same_tensors_replaces_one() -> None:
     assert not models.is_another(model)
     model[1] = nn.Linear(4, 2)  # as adapters of another rank
     assert models.is_another(model)
+
+
+def test_a_layer_that_is_added_makes_another_model() -> None:
+    models, model = Models(), two_layers()
+    models.learn(model)
+    model.append(nn.Linear(4, 4))
+    assert models.is_another(model)

@@ -255,9 +255,11 @@ void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& reque
   runtime::PlannedAllocator& allocator = runtime.allocator();
   const StreamId stream = stream_of(runtime, request);
   if (stream == kNone) return nullptr;
-  if (allocator.may_exceed_most(request.size)) [[unlikely]] {
+  if (allocator.fills_to_new_peak(request.size)) [[unlikely]] {
     note(request.device);
-    if (allocator.wants_callers_cache(request.size)) give_back_cached(runtime);
+  }
+  if (allocator.wants_callers_cache(request.size)) [[unlikely]] {
+    give_back_cached(runtime);
   }
   void* p = allocator.allocate(request.size, stream, in_backward(),
                                allocator.loop().follows_nodes() ? running_node() : std::nullopt);
