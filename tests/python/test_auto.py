@@ -36,6 +36,19 @@ def settle(auto: Auto) -> None:
         work._thread.join()
 
 
+def train_step(
+    auto: Auto | None, model: nn.Module, batch: torch.Tensor, optimizer: torch.optim.Optimizer
+) -> float:
+    """Trains an iteration, and waits for a plan that is being solved. Returns the loss."""
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if auto is not None:
+        settle(auto)
+    return loss.item()
+
+
 def train(auto: Auto | None, trainer: Trainer, steps: int, **options: Any) -> None:
     for _ in range(steps):
         trainer.step(**options)

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isolation import isolated
 from processes import torchrun
-from test_auto import settle, train_product
+from test_auto import settle, train_product, train_step
 from test_auto_run import SCRIPT, WAITS, run
 from training import Trainer, assert_same, loss_of, profiled_plan, tokens, twins
 
@@ -350,11 +350,7 @@ def train_halves(steps: int) -> stalloc.AutoStatus:
         for number in range(steps):
             model[:4].requires_grad_(number % 2 == 0)
             model[4:].requires_grad_(number % 2 == 1)
-            optimizer = optimizers[number % 2]
-            model(torch.ones(512, 256)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            settle(auto)
+            train_step(auto, model, torch.ones(512, 256), optimizers[number % 2])
         return auto.status()
 
 
@@ -386,16 +382,8 @@ class TwoPrograms(torch.nn.Module):
 
 def train_program(model: torch.nn.Module, steps: int, auto: stalloc.Auto | None) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    losses = []
-    for _ in range(steps):
-        loss = model(torch.linspace(0, 1, 256 * 64).view(256, 64)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        if auto is not None:
-            settle(auto)
-    return losses
+    batch = torch.linspace(0, 1, 256 * 64).view(256, 64)
+    return [train_step(auto, model, batch, optimizer) for _ in range(steps)]
 
 
 @isolated

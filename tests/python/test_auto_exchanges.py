@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 from isolation import isolated
-from test_auto import settle, stats, train
+from test_auto import stats, train, train_step
 from torch import nn
 from torch.nn import functional
 from training import Trainer, assert_same, tokens, twins
@@ -209,13 +209,7 @@ def test_a_plan_goes_out_of_force_as_layers_are_unfrozen() -> None:
             if number == 12:
                 assert auto is None or stalloc.status()["stage"] == "serving"
                 model.requires_grad_(True)
-            loss = model(torch.ones(512, 256)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-            if auto is not None:
-                settle(auto)
+            losses.append(train_step(auto, model, torch.ones(512, 256), optimizer))
         return losses
 
     planned = run(planned=True)
@@ -237,10 +231,7 @@ def test_a_run_without_a_plan_is_recorded_again_as_layers_are_unfrozen() -> None
                 assert stalloc.status()["stage"] == "resting"
                 proposal.LEAST_GAIN = usual
                 model.requires_grad_(True)
-            model(torch.ones(512, 256)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            settle(auto)
+            train_step(auto, model, torch.ones(512, 256), optimizer)
         (change,) = stalloc.status()["changes"]
     assert change["in_force"]
     assert change["reason"] == "another model"
@@ -255,10 +246,7 @@ def test_another_model_of_the_same_tensors_leaves_the_plan_in_force() -> None:
             model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for _ in range(10):
-                model(torch.ones(512, 256)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                settle(auto)
+                train_step(auto, model, torch.ones(512, 256), optimizer)
         assert [change["in_force"] for change in stalloc.status()["changes"]] == [True]
 
 
