@@ -114,6 +114,7 @@ def _make_segment(device: str) -> None:
         with torch.cuda.use_mem_pool(pool, device), plain_tensors():
             x = torch.empty(1, dtype=torch.uint8, device=device)
             cuda_module().note_virtual_block(x.data_ptr())
+            del x  # or its memory outlives the pool, in torch's cache
 
 
 def show_sharing() -> None:

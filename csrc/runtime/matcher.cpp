@@ -316,8 +316,11 @@ Matcher::Match Matcher::search(Bytes size, StreamId stream, bool dynamic) {
   phase.departs = true;
   departed_ = departed_ || !phase.trusted;
   if (departed_) return {};
-  ItemIndex found = wary_ ? match_past_startup(size, stream) : match_near(size, stream);
-  if (found == kNone) found = match_far(size, stream, wary_ ? kSure : 1);
+  const bool adds = is_first() && kind_ == trace::PhaseKind::kForward;
+  ItemIndex found = adds    ? ItemIndex(kNone)
+                    : wary_ ? match_past_startup(size, stream)
+                            : match_near(size, stream);
+  if (found == kNone) found = match_far(size, stream, wary_ || adds ? kSure : 1);
   return found == kNone ? match_passed(size, stream) : match_of(found);
 }
 

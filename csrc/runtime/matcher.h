@@ -150,7 +150,9 @@ class Matcher {
   }
 
   // Trusts all phases: the run has gone on as profiled for a while. Or it has just begun and is the
-  // one that was profiled: the optimizer `makes_states` in this iteration.
+  // one that was profiled: the optimizer `makes_states` in this iteration, and the model may make
+  // tables that it keeps. A forward then has more requests, none of which is one that comes later,
+  // until several in a row are.
   void trust_all(bool makes_states) {
     for (Phase& p : phases_) p.trusted = true;
     makes_states_ = makes_states;
@@ -183,6 +185,9 @@ class Matcher {
         !dynamic && head_ < end_ && !departed_ && !makes_states_ && fits(head_, size, stream);
     return is_next ? match_head() : search(size, stream, dynamic);
   }
+
+  // The run has just begun, and its plan is one of an earlier run; see trust_all().
+  bool is_first() const { return makes_states_; }
 
   // The phase that was entered last; kNone if the plan does not have it.
   PhaseIndex phase() const { return phase_; }

@@ -102,7 +102,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   if (group != kNone && leaves_out(layouts_.current()[group])) return {};
   if (tagged || group != kNone) return {allocate_dynamic(group, size, stream), true};
-  if (is_setup() || (keeps_pauses_clear_ && is_pause())) return {};
+  if (is_setup() || makes_tables() || (keeps_pauses_clear_ && is_pause())) return {};
   return {allocate_departed(size, stream, {origin()}, is_wary())};
 }
 
@@ -123,6 +123,12 @@ bool Serving::is_brief(Bytes size) {
 bool Serving::is_setup() {
   return counts_.iterations == 0 && matcher().phase() == kNone &&
          matcher().kind() == trace::PhaseKind::kOther;
+}
+
+// The first forward of a run whose plan is an earlier one's makes more than the plan has: masks and
+// other tables that the model keeps. In the pool they would displace decisions for good.
+bool Serving::makes_tables() {
+  return matcher().is_first() && matcher().kind() == trace::PhaseKind::kForward;
 }
 
 // A smaller block that stays, such as the next batch, may be in the way of a large decision. Beside

@@ -223,6 +223,7 @@ class Serving {
                         StaticPool::Departure departure);
   bool is_brief(Bytes size);
   bool is_setup();
+  bool makes_tables();
   Bytes small() const;
   PhaseIndex origin();
   bool is_wary();

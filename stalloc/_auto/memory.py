@@ -87,14 +87,17 @@ class DeviceMemory:
         whose = "torch's peak"
         if self._measured:
             peak = max(self.peak.reserved, proposal.peak)
+            staying = self._staying()
             if self._segments is not None and self._segments.are_on:
                 # Torch gave back what was idle at its peak. With its own settings it would have
-                # needed more than this, and than the plan.
-                peak += int(3 * LEAST_GAIN * peak)
+                # needed more than this, and than a plan that saves.
+                idle = staying - torch.cuda.memory_allocated(self._adapter.name)
+                if proposal.after + idle <= (1 - LEAST_GAIN) * proposal.before:
+                    peak += int(3 * LEAST_GAIN * peak)
             reached = torch.cuda.max_memory_reserved(self._adapter.name)
             if reached > peak:
                 whose, peak = "the peak so far", reached
-            needs = self._staying() + pool
+            needs = staying + pool
             if needs <= peak:
                 self._adapter.give_back()
                 needs = torch.cuda.memory_reserved(self._adapter.name) + pool

@@ -193,6 +193,18 @@ TEST(Matcher, ARunThatWasJustProfiledIsTrustedFromItsFirstIterationOn) {
   EXPECT_EQ(first(true), (std::vector<int>{0, 1, 3, 4, 5}));
 }
 
+// Masks, for example, are as large as temporaries of later layers.
+TEST(Matcher, TablesOfTheFirstForwardAreNoTemporaries) {
+  const auto first = [](bool is_first, const std::string& requests) {
+    runtime::Matcher m(letters({"ABCDEFGHI"}));
+    m.trust_all(is_first);
+    return run(m, requests);
+  };
+  EXPECT_EQ(first(true, "DDABCDEFGHI"), (std::vector<int>{-1, -1, 0, 1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_NE(first(false, "DDABCDEFGHI")[0], kNone) << "a table is taken for the temporary";
+  EXPECT_EQ(first(true, "ABDEFGHI").back(), 8) << "the forward is found again by several in a row";
+}
+
 TEST(Matcher, APhaseThatRepeatsItsDepartureIsTrusted) {
   runtime::Matcher m(letters({"ABCD"}));
   for (int iteration = 0; iteration < 2; ++iteration) {

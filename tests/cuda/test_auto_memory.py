@@ -351,6 +351,31 @@ def test_a_plan_may_need_what_the_run_has_reserved_under_an_earlier_one() -> Non
 
 
 @isolated
+def test_only_a_plan_that_saves_beside_idle_memory_of_segments_may_exceed_torchs_peak() -> None:
+    segments = Segments(adapter("cuda:0"))
+    segments.are_on = True
+    memory = DeviceMemory(adapter("cuda:0"), segments)
+    weight = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")  # 20 MiB that stay
+    torch.empty(380 * MIB, dtype=torch.uint8, device="cuda")  # as an iteration, and gone
+    memory.record_peak()
+    peak = memory.peak.reserved
+    assert peak >= 400 * MIB
+
+    def shortage(saves: int) -> str | None:
+        pool = peak - 15 * MIB  # with what stays some 1 % above torch's peak
+        proposal: Any = types.SimpleNamespace(
+            plan=types.SimpleNamespace(pool=pool), peak=0, before=peak, after=peak - saves
+        )
+        return memory.shortage(proposal, first=False)
+
+    problem = shortage(15 * MIB)  # of which 16 MiB lie idle in the segment
+    assert problem is not None
+    assert "exceed torch's peak" in problem
+    assert shortage(25 * MIB) is None
+    del weight
+
+
+@isolated
 def test_the_peaks_of_a_run_go_on_once_a_plan_is_out_of_force() -> None:
     trainer = Trainer(rows=32)
     stalloc.enable(trainer.plan(), model=trainer.model)

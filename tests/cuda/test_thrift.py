@@ -166,6 +166,15 @@ def test_blocks_keep_their_addresses_and_threads_do_not_wait_for_each_other() ->
     assert not problems
 
 
+@isolated
+def test_the_first_segment_that_is_made_leaves_no_memory() -> None:
+    switch = Switch(adapter("cuda:0"))
+    before = torch.cuda.memory_reserved()
+    switch.set(True)
+    assert torch.cuda.memory_reserved() == before
+    switch.set(False)
+
+
 @pytest.mark.parametrize("on", [True, False])
 @isolated
 def test_the_least_page_is_set_and_taken_back(on: bool) -> None:

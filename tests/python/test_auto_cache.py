@@ -480,6 +480,46 @@ def test_the_states_of_the_first_step_take_no_place_of_a_kept_plan(
         assert missed < status["iterations"] // 4
 
 
+TABLES = f"""
+import torch
+torch.manual_seed(0)
+
+class Masked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(96, 96) for _ in range(6))
+        self.mask = None
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = torch.ones(64, 1).neg()
+        for layer in self.layers:
+            x = layer(x * self.mask)
+            x = x - x.mean(1, keepdim=True)  # as large as the mask
+        return x
+
+model = Masked()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i in range(48):
+    model(torch.randn(64, 96)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    {WAITS}
+"""
+
+
+def test_a_table_that_the_first_forward_makes_takes_no_place_of_a_kept_plan(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TABLES)
+    for kept in (False, True):
+        out, _ = run("--json", script, cwd=tmp_path, STALLOC_CACHE=str(tmp_path / "cache"))
+        status = json.loads(out[-1])
+        assert (status["changes"][0]["iteration"] == 0) == kept
+        # An activation whose place is taken misses it in each iteration.
+        missed = status["requests"] - status["served_as_planned"]
+        assert missed < status["iterations"] // 4
+
+
 @isolated
 @pytest.mark.parametrize("fault", ["damaged", "no folder", "read-only", "full"])
 def test_a_cache_that_fails_costs_a_warning(fault: str, tmp_path: Path) -> None:
