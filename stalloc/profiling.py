@@ -152,8 +152,7 @@ class Profile:
         try:
             self._adapter.install()
             self._adapter.record_exactly(self._exact)
-            # A training run that stalloc.auto() records does not pay for the order: see follow().
-            self._adapter.follow_order(self._exact)
+            self._adapter.follow_order(True)
             if self._exact:
                 self._adapter.give_back()
             self._hooks.attach()

@@ -79,6 +79,9 @@ _CLM = f"--model_name_or_path model {_TEXT} --do_train --do_eval --eval_strategy
 _RUN_CLM = "examples/pytorch/language-modeling/run_clm.py"
 _TRANSFORMERS = "macorisd/transformers-qwen3"
 _FORK = "the repository is a copy of huggingface/transformers, version 4.57"
+_GLOO = "gloo in place of NCCL"
+_SHAMPOO = "distributed_shampoo/examples/cifar10_example.py"
+_RANDOM_CIFAR = "random pictures in the format of CIFAR-10, whose checksum is not compared"
 _WLM = "--data ./data/wikitext-2 --epochs 1 --log-interval 10"
 
 SCRIPTS: tuple[Script, ...] = (
@@ -373,21 +376,56 @@ SCRIPTS: tuple[Script, ...] = (
         _EXAMPLES,
         "distributed/FSDP2/example.py",
         None,
-        None,
+        "",
         processes=4,
-        fits="",
-        note="four processes",
+        note=f"four processes; {_GLOO}",
+    ),
+    Script(
+        "fsdp2-mixed",
+        _EXAMPLES,
+        "distributed/FSDP2/example.py",
+        None,
+        "--mixed-precision --explicit-prefetching --dcp-api",
+        processes=2,
+        note=f"two processes; {_GLOO}",
     ),
     Script(
         "fsdp-tp",
         _EXAMPLES,
         "distributed/tensor_parallelism/fsdp_tp_example.py",
         None,
-        None,
+        "",
         processes=4,
         paths=("distributed/tensor_parallelism",),
-        fits="",
-        note="four processes",
+        note=f"four processes; {_GLOO}",
+    ),
+    Script(
+        "fsdp2-cifar",
+        "facebookresearch/optimizers",
+        _SHAMPOO,
+        "parallelism=fully_shard backend=gloo optimizer=adamw local_batch_size=16",
+        None,
+        data="cifar",
+        processes=2,
+        start=".",
+        paths=(".",),
+        environment={"SCRIPTS_UNCHECKED": "1"},
+        note=f"two processes; {_RANDOM_CIFAR}",
+    ),
+    Script(
+        "fsdp2-shampoo",
+        "facebookresearch/optimizers",
+        _SHAMPOO,
+        "parallelism=fully_shard backend=gloo optimizer=shampoo local_batch_size=16 "
+        "optimizer.precondition_frequency=15 optimizer.max_preconditioner_dim=64 out_channels=8 "
+        "checkpoint_dir=out",
+        None,
+        data="cifar",
+        processes=2,
+        start=".",
+        paths=(".",),
+        environment={"SCRIPTS_UNCHECKED": "1"},
+        note=f"two processes; {_RANDOM_CIFAR}",
     ),
 )
 

@@ -161,6 +161,19 @@ def _folders_of_pictures(copy: Path, machine: str, kept: Path) -> None:
             _pictures(copy / "pictures" / part / label, count, size)
 
 
+def _cifar(copy: Path, machine: str, kept: Path) -> None:
+    """CIFAR-10's files with fewer pictures."""
+    folder = copy / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        pictures = generator.integers(0, 256, (256, 3 * 32 * 32), dtype=np.uint8)
+        labels = generator.integers(0, 10, 256).tolist()
+        (folder / name).write_bytes(pickle.dumps({"data": pictures, "labels": labels}))
+    names = {"label_names": [str(i) for i in range(10)]}
+    (folder / "batches.meta").write_bytes(pickle.dumps(names))
+
+
 def _tokenizer(folder: Path, vocabulary: int) -> None:
     """A tokenizer that splits at spaces, and knows w0, w1 and so on."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -297,6 +310,7 @@ DATA: dict[str, Maker] = {
     "sines": _sines,
     "bsds": _bsds,
     "pictures": _folders_of_pictures,
+    "cifar": _cifar,
     "causal": _causal,
     "glue": _glue,
     "mrpc": _mrpc,

@@ -23,8 +23,9 @@ On the **CPU** everything is computed, on one core. Results are identical if the
 each step of an optimizer, and all tensors that are saved, have the same bytes under torch and in
 both runs of stalloc, in all ranks; the generators of Python and NumPy get a seed, which some
 scripts give torch's alone. On the **pretended GPU** nothing is computed; memory is
-accounted as on a GPU, and cuDNN is off. The table has MiB of the device at the peak of the whole
-run, start-up included. The load is the most that is requested at once, under torch's allocator.
+accounted as on a GPU, cuDNN is off, and gloo stands for NCCL. The table has MiB of the device at
+the peak of the whole run, start-up included. The load is the most that is requested at once, under
+torch's allocator.
 
 "In force" is the number of complete iterations before the first plan. Hits are the share of
 training's requests that a plan served as planned, from then on; efficiency is live over reserved

@@ -179,7 +179,7 @@ def digest_of_saved(folder: Path) -> str:
     """A digest of the tensors in all files that torch or safetensors has saved in a folder."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.rglob("*")):
-        if path.suffix == ".safetensors":
+        if path.suffix in (".safetensors", ".distcp"):
             digest.update(path.read_bytes())
         elif path.suffix in (".pt", ".pth", ".ckpt") and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:

@@ -59,3 +59,29 @@ def test_every_stream_is_served_and_turns_make_the_pool_smaller(
     assert standin.hazards() + standin.misuses() == 0, standin.complaint()
     stalloc.disable()
     dist.destroy_process_group()
+
+
+@isolated
+def test_auto_lets_streams_share_addresses() -> None:
+    stalloc.auto(device="cuda")
+    model = sharded(8, WIDTH)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        x = torch.empty(4096, WIDTH, device="cuda")
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(10_000):  # until the plan is solved, beside the training
+        step()
+        if stalloc.status()["stage"] in ("serving", "resting"):
+            break
+    for _ in range(3):
+        step()
+    stats = stalloc.memory_stats("cuda")
+    assert stats["iterations"] >= 3
+    assert stats["stream_waits"] > 0
+    assert standin.hazards() + standin.misuses() == 0, standin.complaint()
+    stalloc.disable()
+    dist.destroy_process_group()

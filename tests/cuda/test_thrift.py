@@ -89,6 +89,23 @@ def test_nothing_goes_while_another_device_is_in_use() -> None:
 
 
 @isolated
+def test_nothing_goes_once_another_device_was_used() -> None:
+    with expandable():
+        del [block(1, "cuda:1")][0]
+        torch.cuda.empty_cache()
+        assert grow() >= 48 + 384 + 48 + 480, "a thread may use it again at any time"
+
+
+@isolated
+def test_a_context_without_memory_is_no_use_of_a_device() -> None:
+    with torch.cuda.device(1):
+        torch.cuda.synchronize()
+    assert torch._C._cuda_hasPrimaryContext(1)
+    with expandable():
+        assert grow() <= 48 + 48 + 480 + 2 * 24
+
+
+@isolated
 def test_nothing_goes_during_a_capture() -> None:
     with expandable():
         kept = [block(48), block(384), block(48)]

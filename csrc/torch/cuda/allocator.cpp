@@ -361,7 +361,7 @@ void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Req
 
 template <typename Native>
 void* CudaAllocator::provide(const Request& request, Native native) {
-  if (thrift_.is_on()) Thrift::note_request(request.size);
+  thrift_.note_request(request.device, request.size);
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(request.device);
   const Detour detour = detour_of(request);
   if (detour == Detour::kPrivatePool) {

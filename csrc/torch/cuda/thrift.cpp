@@ -10,6 +10,8 @@
 namespace stalloc::torch_adapters {
 namespace {
 
+constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
 class Callback final : public c10::FreeMemoryCallback {
  public:
   explicit Callback(Thrift& thrift) : thrift_(thrift) {}
@@ -23,18 +25,12 @@ class Callback final : public c10::FreeMemoryCallback {
   Thrift& thrift_;
 };
 
-// True if another device may be in use. torch's allocator gives back the caches of all of them, and
-// would wait for the locks of the others with that of this one held.
-bool has_other_device(c10::DeviceIndex current) {
-  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
-    if (device != current && c10::cuda::hasPrimaryContext(device)) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 Thrift::Thrift(allocator_api::CUDAAllocator& native) : native_(native) {
+  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
+    if (native_.initialized() && has_served(device)) note_use(device);
+  }
   c10::FreeCudaMemoryCallbacksRegistry()->Register(
       "stalloc", [this] { return std::unique_ptr<c10::FreeMemoryCallback>(new Callback(*this)); });
 }
@@ -56,8 +52,11 @@ void Thrift::give_back() {
   policy.done(held_on(device));
 }
 
+bool Thrift::has_served(c10::DeviceIndex device) {
+  return native_.getDeviceStats(device).reserved_bytes[kAll].peak > 0;
+}
+
 runtime::ThriftPolicy::Held Thrift::held_on(c10::DeviceIndex device) {
-  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto stats = native_.getDeviceStats(device);
   const Bytes reserved = stats.reserved_bytes[kAll].current;
   runtime::DeviceRuntime* const runtime = runtime::DeviceRuntime::find_gpu(device);

@@ -7,13 +7,18 @@
 // It costs driver calls and a wait for the streams whose pages go, but only where a run comes to a
 // new peak, pools included: in its first iterations, or where batches become larger.
 //
-// torch asks for help by a registered callback, with its own lock held, which is recursive. While
-// torch records its memory history nothing goes: it would gather the Python stack for each page,
-// which takes the GIL under that lock.
+// torch asks for help by a registered callback, with the lock of one device held, which is
+// recursive. To give back its caches it takes the locks of all devices. So nothing goes once memory
+// of a second device was requested: its thread may wait for the lock of the first. A context on
+// another device does not count: a rank over gloo may have one on the first GPU.
+//
+// While torch records its memory history nothing goes: it would gather the Python stack for each
+// page, which takes the GIL under that lock.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <cstdint>
 
 #include "base/types.h"
 #include "runtime/device_runtime.h"
@@ -32,8 +37,11 @@ class Thrift {
   // On while stalloc has turned expandable segments on.
   void set(bool on) { on_.store(on, std::memory_order_relaxed); }
   bool is_on() const { return on_.load(std::memory_order_relaxed); }
-  // The calling thread asks torch's allocator for `size` bytes next.
-  static void note_request(Bytes size) { asked_ = size; }
+  // The calling thread asks torch's allocator for `size` bytes of `device` next.
+  void note_request(c10::DeviceIndex device, Bytes size) {
+    asked_ = size;
+    note_use(device);
+  }
   // No memory may go while a graph is captured.
   void begin_capture() { captures_.fetch_add(1, std::memory_order_relaxed); }
   // Without effect for a capture whose begin this has not seen.
@@ -43,12 +51,23 @@ class Thrift {
   void give_back();
 
  private:
+  static std::uint64_t bit(c10::DeviceIndex device) { return std::uint64_t{1} << device; }
+  void note_use(c10::DeviceIndex device) {
+    if (!(used_.load(std::memory_order_relaxed) & bit(device))) used_.fetch_or(bit(device));
+  }
+  bool has_other_device(c10::DeviceIndex device) const {
+    return (used_.load() & ~bit(device)) != 0;
+  }
+  bool has_served(c10::DeviceIndex device);
   runtime::ThriftPolicy::Held held_on(c10::DeviceIndex device);
 
   static inline thread_local Bytes asked_ = 0;
   allocator_api::CUDAAllocator& native_;
   std::atomic<bool> on_{false};
   std::atomic<int> captures_{0};
+  // Devices of which torch's allocator was asked for memory. A thread sets its bit before it takes
+  // the lock of its device: of two threads that find no cached block, at least one sees both bits.
+  std::atomic<std::uint64_t> used_{0};
   // By device, each guarded by the lock of torch's allocator for it.
   std::array<runtime::ThriftPolicy, runtime::DeviceRuntime::kGpus> policies_{};
 };
