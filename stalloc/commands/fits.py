@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stalloc.commands import curve
 from stalloc.commands.inputs import positive
 from stalloc.commands.output import (
     print_facts,
@@ -206,9 +207,13 @@ def _save(files: RankFiles, estimate: Estimate, replace: bool) -> str:
     """Writes the recording and its plan. Returns the line to print."""
     if estimate.plan is None:
         return "Nothing was written: no complete iteration to plan was seen."
-    estimate.trace.save(files.trace, overwrite=replace)
+    from stalloc._estimate.answer import with_verdict
+
+    with_verdict(estimate).save(files.trace, overwrite=replace)
     estimate.plan.save(files.plan, overwrite=replace)
-    return f"The run's plan: stalloc run --plan {files.folder}"
+    return (
+        f"The run's plan: stalloc run --plan {files.folder}. Its page: stalloc report {files.trace}"
+    )
 
 
 def _values(text: str) -> tuple[str, tuple[int, ...]]:
@@ -321,6 +326,9 @@ def _print(estimate: Estimate, allocator: str, ended: str) -> None:
             for name, part in estimate.parts.items()
         ],
     )
+    print_text("")
+    print_text("Live bytes over the run, and the limit: the GPU less the most that extras take")
+    print("\n".join(curve.draw(estimate.live, estimate.limit)))
     print_table(
         "Needed of the GPU",
         ("allocator", "reserved", "with extras, at least", "at most", "left", "verdict"),

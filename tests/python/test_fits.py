@@ -500,6 +500,7 @@ def fits(tmp_path: Path, source: str, *options: str, code: int = 0) -> tuple[str
 def test_script_for_images_fits_unchanged(tmp_path: Path) -> None:
     output, errors = fits(tmp_path, IMAGES, "--gpu 8GiB")
     assert "fits on 8GiB with torch" in output
+    assert " 7.5 GiB |-----" in output  # the limit, far above the curve
     line = 1 + next(n for n, text in enumerate(IMAGES.splitlines()) if "loss.item()" in text)
     assert f"train.py:{line}  a value of a tensor" in output
     assert "0 0 1.000000" in errors
@@ -516,6 +517,8 @@ def test_script_for_language_fits_unchanged(tmp_path: Path) -> None:
     for name in ("needs", "extras", "guesses"):
         assert all(set(entry) == keys[f"{name}[] of fits"] for entry in answer[name])
     assert set(answer["gpu"]) == keys["gpu of fits"]
+    assert max(answer["curve"]) == answer["load"]
+    assert answer["limit"] < answer["gpu"]["memory"]
     weights = answer["parts"]["weights and buffers"]
     assert 1.9 * weights < answer["parts"]["optimizer states"] < 2.1 * weights
     assert {"torch.compile", "torch.save"} <= {guess["read"] for guess in answer["guesses"]}
