@@ -39,6 +39,7 @@ _ALLOCATORS = {
     "expandable": "torch, expandable segments",
     "stalloc": "stalloc",
 }
+_LEAST_ITERATIONS = 2
 _MOST_GUESSES = 12
 _MOST_ADVICE = 12
 
@@ -121,6 +122,8 @@ def main(args: argparse.Namespace) -> int:
             raise StallocError(
                 "--advise goes with --allocator torch or expandable, and without --largest"
             )
+        if args.iterations < _LEAST_ITERATIONS:
+            raise StallocError("--iterations: at least 2 are needed; the first one only warms up")
         files = _files(args)
         if args.largest is not None:
             largest = _largest(args)

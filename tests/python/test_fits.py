@@ -556,7 +556,9 @@ def test_script_on_the_cpu_has_no_answer(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("open('no such file')", "train.py:3: the script failed here: FileNotFoundError"),
-        ("exit('a GPU with NVLink is needed')", "train.py:3: the script ended : a GPU with NVLink"),
+        ("exit('a GPU with NVLink is needed')", "train.py:3: the script ended: a GPU with NVLink"),
+        ("import os; os._exit(7)", "train.py:3: the script ended with exit code 7"),
+        ("x = = 3", "train.py:3: the script failed here: SyntaxError: invalid syntax"),
         (
             "torch.ones(3, device='cuda') + torch.ones(3)",
             "train.py:3: aten.add.Tensor gets tensors of the GPU and of the host at once",
@@ -625,6 +627,8 @@ def test_data_parallel_is_one_gpu() -> None:
 def test_usage_is_explained(tmp_path: Path) -> None:
     _, errors = fits(tmp_path, "", "--gpu A9090", code=2)
     assert "no such card is known" in errors
+    _, errors = fits(tmp_path, "", "--gpu 8GiB --iterations 1", code=2)
+    assert "--iterations: at least 2 are needed" in errors
     done = python("-m", "stalloc", "fits", "--gpu", "8GiB", "missing.py", cwd=tmp_path, code=2)
     assert "there is no such script" in done.stderr
 
