@@ -541,8 +541,14 @@ def test_script_is_asked_for_its_largest_batch(tmp_path: Path) -> None:
     assert set(found) == documented_keys()["largest of fits"]
     assert found["recorded"] == [16, 32, 48, found["value"]]
     assert found["predicted"] == answer["needs"][0]["reserved"]
+    output, _ = fits(tmp_path, source, "--gpu 700MiB --largest rows --json", "--batch-size", "64")
+    same = json.loads(output)["largest"]
+    assert same["recorded"] == [32, 48, 64, found["value"]]
+    assert (same["option"], same["value"]) == ("--batch-size", found["value"])
     _, errors = fits(tmp_path, source, "--gpu 8GiB --largest=4,8", code=2)
-    assert "is no option with values" in errors
+    assert "nor an option with values" in errors
+    _, errors = fits(tmp_path, source, "--gpu 8GiB --largest tokens", "--batch-size=4", code=2)
+    assert "no argument of the script tells its tokens; give it one" in errors
 
 
 def test_script_on_the_cpu_has_no_answer(tmp_path: Path) -> None:

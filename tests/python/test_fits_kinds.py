@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import stalloc
+from stalloc._estimate.arguments import ROWS, TOKENS, find, steps
 
 LENGTHS = (9, 7, 4, 4)
 WIDTH = 64
@@ -152,3 +153,71 @@ def test_convolutions_may_have_workspaces() -> None:
     first, second = 3 * 8 * 9 + pixels * (3 + 8), 8 * 4 + pixels * (8 + 4)
     assert (extra.low, extra.high) == (0, 4 * max(first, second))
     assert "cuDNN's workspaces" not in made(nn.Linear(8, 8), 2, 8)
+
+
+@isolated
+def test_scratch_memory_without_a_law_does_not_hide_the_largest_batch() -> None:
+    def build(rows: int) -> Any:
+        model = nn.Sequential(nn.Embedding(5000, WIDTH), nn.Linear(WIDTH, 512)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            batch = torch.zeros(rows, 256, dtype=torch.int64, device="cuda")
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    # The rows that sort the gradients of an embedding are rounded to tens, and to the vocabulary.
+    found = stalloc.largest(build, (16, 24, 32), gpu="1GiB")
+    assert found.estimate.fits
+    assert found.proven < 1
+    assert not stalloc.estimate(lambda: build(found.value + 16), gpu="1GiB", plan=False).fits
+
+
+@isolated
+def test_laws_that_promise_too_much_are_taken_back() -> None:
+    recorded: list[int] = []
+
+    def build(rows: int) -> Any:
+        recorded.append(rows)
+        model = nn.Linear(1024, 1024).cuda()
+        more = 4 if rows > 256 else 1  # a program of another kind for large batches
+
+        def step() -> None:
+            model(torch.zeros(rows * more, 1024, device="cuda")).sum().backward()
+            model.zero_grad()
+
+        return step
+
+    found = stalloc.largest(build, (64, 128, 192), gpu="1GiB")
+    assert found.value in recorded
+    assert found.estimate.fits
+    assert found.value < max(recorded)
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "changed"),
+    [
+        ("--batch-size 8 --lr 3", ROWS, "--batch-size 5 --lr 3"),
+        ("--seq_len=1024 -b 4", TOKENS, "--seq_len=5 -b 4"),
+        ("--training.seq-len=64", TOKENS, "--training.seq-len=5"),
+        ("block_size=128 x=1", TOKENS, "block_size=5 x=1"),
+    ],
+)
+def test_an_extent_is_changed_where_it_is_given(
+    given: str, names: tuple[str, ...], changed: str
+) -> None:
+    option = find(given.split(), names)
+    assert option is not None
+    assert option.changed(given.split(), 5) == changed.split()
+
+
+@pytest.mark.parametrize("value", [1, 2, 3, 4, 6, 1000, 1024])
+def test_values_have_equal_steps(value: int) -> None:
+    tries = steps(value)
+    for first, second, third in tries:
+        assert 0 < first < second < third
+        assert second - first == third - second
+    assert len(tries) == 1 or tries[-2][0] <= value
