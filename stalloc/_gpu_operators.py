@@ -17,6 +17,7 @@ _torch: Any = torch  # for the parts that have no types
 
 _MOST = 256  # elements of a head in flash-attention 2
 _UNSORTED = 3072  # indices of an embedding whose gradients are added without sorting them
+_KEPT_OF_GRU = 5  # numbers of each element of the state that a fused cell keeps
 _ROWS = 10  # of them that one thread adds, where they are sorted
 
 
@@ -205,6 +206,28 @@ def _flash_attention_backward(
     return results[0], results[1], results[2]
 
 
+def _gru_cell(
+    inputs: Tensor,
+    hidden: Tensor,
+    state: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The new state, and the numbers that the backward needs of each gate."""
+    kept = state.new_empty((state.shape[0], state.shape[1] * _KEPT_OF_GRU))
+    return torch.empty_like(state, memory_format=torch.contiguous_format), kept
+
+
+def _gru_cell_backward(
+    gradient: Tensor, kept: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of the gates of the inputs and of the state, of the state, and of the biases."""
+    gates = [kept.new_empty((kept.shape[0], kept.shape[1] // _KEPT_OF_GRU * 3)) for _ in range(2)]
+    state = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+    biases = [gate.sum(0) for gate in gates] if has_bias else [None, None]
+    return gates[0], gates[1], state, biases[0], biases[1]
+
+
 def _sum_type(x: Tensor) -> torch.dtype:
     """The type in which a kernel adds up elements of a tensor."""
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
@@ -223,6 +246,8 @@ KERNELS: tuple[tuple[Any, Any, str], ...] = (
     (_ATEN.embedding.default, _embedding, "Meta"),
     (_ATEN.embedding_dense_backward.default, _embedding_dense_backward, "Meta"),
     (_ATEN._scaled_dot_product_flash_attention_backward.default, _flash_attention_backward, "Meta"),
+    (_ATEN._thnn_fused_gru_cell.default, _gru_cell, "Meta"),
+    (_ATEN._thnn_fused_gru_cell_backward.default, _gru_cell_backward, "Meta"),
     (_ATEN.dropout.default, _dropout, "AutogradMeta"),
     (_ATEN.scaled_dot_product_attention.default, attention, "AutogradMeta"),
 )

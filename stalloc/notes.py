@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from stalloc import _core
 from stalloc.dynamic import DEFAULT_DYNAMIC
 
-_SIZES = ("torch_reserved", "torch_max_split_size", "torch_max_non_split_rounding")
+_SIZES = ("gpu_limit", "torch_reserved", "torch_max_split_size", "torch_max_non_split_rounding")
 _LISTS = ("dynamic", "inputs", "other_models")
 _LONGEST = 18  # digits of a size; a longer number is none
 _SHOWN = 3  # of a list's entries
@@ -19,9 +19,9 @@ def readable(info: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     facts = dict(info)
     assumptions = [text for text in facts.pop("assumptions", "").split("\n") if text]
     for name in _SIZES:
-        text = facts.get(name, "")
-        if text.isascii() and text.isdecimal() and len(text) <= _LONGEST:
-            facts[name] = f"{_core.format_bytes(int(text))} ({int(text):,} B)"
+        size = size_in(facts, name)
+        if size is not None:
+            facts[name] = f"{_core.format_bytes(size)} ({size:,} B)"
     for name in _LISTS:
         entries = _entries(facts.get(name, ""))
         if entries is not None:
@@ -29,6 +29,12 @@ def readable(info: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
             if tuple(entries) == DEFAULT_DYNAMIC:
                 facts[name] = f"the default: {len(entries)} names of routed experts"
     return facts, assumptions
+
+
+def size_in(info: Mapping[str, str], name: str) -> int | None:
+    """A number of bytes in the info; None if it is missing, or no number."""
+    text = info.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _LONGEST else None
 
 
 def listed(entries: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ host, recomputed work, number of means.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -314,38 +314,3 @@ def _how(name: str) -> str:
         options for text, options in _OPTIONS.items() if _kind(text) == _kind(name)
     )
     return known.get(framework(), known[""])
-
-
-_BATCHES = (
-    "per_device_train_batch_size",
-    "train_batch_size",
-    "micro_batch_size",
-    "training.local_batch_size",
-    "batch_size",
-    "batch",
-    "b",
-)
-"""Options that tell the batch, in the order of preference, with `_` for `-`."""
-
-
-def divided(arguments: Sequence[str], number: int) -> list[str] | None:
-    """A script's arguments with the batch divided; None if none tells it, or it is too small."""
-    for wanted in _BATCHES:
-        for index, text in enumerate(arguments):
-            option, equals, value = text.partition("=")
-            dashes = len(option) - len(option.lstrip("-"))
-            if not equals and dashes:
-                value = arguments[index + 1] if index + 1 < len(arguments) else ""
-            name = option.lstrip("-").replace("-", "_")
-            if wanted not in (name, name.rpartition(".")[2]) or not value.isdecimal():
-                continue
-            if int(value) % number:
-                return None
-            smaller = str(int(value) // number)
-            changed = list(arguments)
-            if equals:
-                changed[index] = f"{option}={smaller}"
-            elif dashes:
-                changed[index + 1] = smaller
-            return changed
-    return None

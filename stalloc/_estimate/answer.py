@@ -13,12 +13,16 @@ from stalloc._estimate.extras import Extra
 from stalloc._estimate.parts import parts_at
 from stalloc._estimate.values import Guess
 from stalloc.errors import PlanError, TraceError
+from stalloc.liveness import Liveness
 from stalloc.plans import Plan
+from stalloc.recordings import changed
 from stalloc.trace import Trace
 
 FITS = "fits"
 MAY_NOT_FIT = "may not fit"
 DOES_NOT_FIT = "does not fit"
+
+_SAMPLES = 512  # of the curve in JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,22 @@ class Estimate:
         verdict = self.need().verdict
         return None if verdict is None else verdict == FITS
 
+    @property
+    def live(self) -> Liveness:
+        """Live bytes over the whole run."""
+        return liveness.of_trace(self.trace, whole=True)
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes of the GPU that an allocator surely gets; None without a GPU."""
+        if self.card is None:
+            return None
+        beside = sum(extra.high for extra in self.extras)
+        return max(0, self.card.memory - self.card.uncertain - beside)
+
     def to_json(self) -> dict[str, Any]:
         """The answer as plain values."""
+        live = self.live
         return {
             "load": self.load,
             "gpu": None if self.card is None else asdict(self.card),
@@ -108,7 +126,18 @@ class Estimate:
             "iterations": self.iterations,
             "requests": self.requests,
             "guesses": [asdict(guess) for guess in self.guesses],
+            "limit": self.limit,
+            "curve": live.sampled(min(_SAMPLES, max(live.period, 1))),
         }
+
+
+def with_verdict(estimate: Estimate) -> Trace:
+    """The recorded trace with the answer in its info, for reports."""
+    card, verdict, limit = estimate.card, estimate.need().verdict, estimate.limit
+    if card is None or verdict is None or limit is None:
+        return estimate.trace
+    told = {"verdict": f"{verdict} on {card.name} with torch", "gpu_limit": str(limit)}
+    return changed(estimate.trace, info={**estimate.trace.info, **told})
 
 
 def answer(

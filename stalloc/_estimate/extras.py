@@ -2,6 +2,7 @@
 
     reserved by torch's allocator   tensors, and the workspaces of cuBLAS
     beside it                       CUDA's context with the loaded kernels, NCCL
+    a range of its own              workspaces of cuDNN, which differ from kernel to kernel
 
 The workspaces are requests of the trace: torch makes them at the first matrix product of each
 thread. Two threads multiply, the one that trains and autograd's. Sizes are torch's own defaults:
@@ -72,6 +73,18 @@ def nccl(world: int) -> Extra | None:
         "documented in NCCL's environment variables; 1 communicator"
     )
     return Extra("NCCL", 60 * _MIB, 700 * _MIB, source)
+
+
+def cudnn(convolved: int) -> Extra | None:
+    """Workspaces of convolutions, of which the largest takes so many bytes; None without any."""
+    if not convolved:
+        return None
+    source = (
+        "estimated: at most the input, the weight and the result of the largest convolution once "
+        "more, in the layout of a kernel; cuDNN may take more where there is room, and torch tries "
+        "another kernel where there is not (aten/src/ATen/native/cudnn/Conv_v8.cpp)"
+    )
+    return Extra("cuDNN's workspaces", 0, convolved, source)
 
 
 _CLEARED = 256 * _MIB  # torch/_inductor/runtime/benchmarking.py: L2_cache_size

@@ -84,6 +84,8 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Floating-point operations so far, of those that torch's counter knows."""
         self.compiled: int | None = None
         """Bytes of the largest product that compiled code may pad; None if nothing is compiled."""
+        self.convolved = 0
+        """Bytes of the largest convolution: its input, its weight and its result."""
         self._foreign: list[AbstractContextManager[None]] = []
 
     @classmethod
@@ -160,6 +162,9 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func in _PRODUCTS and self.workspace:
                 self._request_workspace()
             result = self._kernel(func, args, kwargs)
+            if func is _ATEN.convolution.default:
+                size = sum(tensor.nbytes for tensor in (*args[:2], result))
+                self.convolved = max(self.convolved, size)
             if (count := flop_registry.get(func._overloadpacket)) is not None:
                 # The counters have no place for the type that some overloads are given.
                 counted = (arg for arg in args if not isinstance(arg, torch.dtype))
@@ -289,7 +294,6 @@ _MIXED = {
     _ATEN._foreach_copy_.default,
     _ATEN.lift_fresh.default,
     _ATEN.set_.source_Tensor,
-    _ATEN._pack_padded_sequence.default,
 }
 
 

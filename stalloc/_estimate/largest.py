@@ -2,25 +2,33 @@
 
 The run is recorded at a few values. Its requests are the same at each, but for their sizes, which
 follow laws of the value (`stalloc.laws`). So the requests at any larger value are known without a
-run, and an allocator's model tells whether they fit. The value found is then recorded, too.
+run, and an allocator's model tells whether they fit. A few sizes may follow no law, as scratch
+memory that a kernel rounds: they are taken to grow on. The value found is then recorded, too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from stalloc import _core
 from stalloc._estimate import answer
 from stalloc._estimate.answer import FITS, Estimate
+from stalloc._estimate.extras import Extra
 from stalloc._estimate.values import Unanswerable
 from stalloc.recordings import changed
 from stalloc.trace import Trace
 
+Extras = tuple[Extra, ...]
+
 _UNSEEN = -1
 _LARGEST = 1 << 40
+_LAWLESS = 0.1
+"""The largest share of the requested bytes whose sizes may follow no law."""
 _TRIES = 6
 """Values that are recorded if the laws promised too much."""
 
@@ -64,12 +72,13 @@ class Family:
         sizes = np.stack([trace.requests.size for trace in recorded], axis=1)
         self._kinds, self._kind = np.unique(sizes, axis=0, return_inverse=True)
         fitted = _core.fit_laws([[value] for value in self._values], self._kinds.tolist())
-        lawless = sum(proof < 0 for proof, _ in fitted)
-        if lawless:
+        self._lawless = np.asarray([proof < 0 for proof, _ in fitted], bool)
+        of_kind = self._lawless[self._kind]
+        if self._base.requests.size[of_kind].sum() > _LAWLESS * self._base.requests.size.sum():
             raise Unanswerable(
-                f"the sizes of {lawless} of {len(fitted)} kinds of requests follow no law of the "
-                f"value; values that differ by equal steps, such as {_steps(self._values)}, may "
-                "tell more"
+                f"the sizes of {self._lawless.sum()} of {len(fitted)} kinds of requests follow no "
+                "law of the value; values that differ by equal steps, such as "
+                f"{_steps(self._values)}, may tell more"
             )
         proofs = np.asarray([proof == 0 for proof, _ in fitted])
         self.proven = float(proofs[self._kind].mean()) if len(self._kind) else 1.0
@@ -94,7 +103,15 @@ class Family:
         rows = [[seen] for seen in (*self._values, value)]
         observed = [[*sizes, _UNSEEN] for sizes in self._kinds.tolist()]
         sizes = np.asarray([size for _, size in _core.fit_laws(rows, observed)], np.int64)
+        sizes[self._lawless] = self._extrapolated(value)
         return changed(self._base, requests={"size": sizes[self._kind]})
+
+    def _extrapolated(self, value: int) -> npt.NDArray[np.int64]:
+        """Sizes without a law, which go on to grow as fast as they did at the most."""
+        sizes = self._kinds[self._lawless]
+        growth = (np.diff(sizes, axis=1) / np.diff(self._values)).max(axis=1)
+        more = np.ceil(np.maximum(growth, 0) * (value - self._values[-1]))
+        return np.asarray(sizes[:, -1] + more, np.int64)
 
 
 def find(
@@ -118,7 +135,7 @@ def find(
     if estimates[values[0]].need(allocator).verdict != FITS:
         raise Unanswerable(f"it does not fit with {values[0]} already")
     family = Family({value: estimate.trace for value, estimate in estimates.items()})
-    extras = estimates[values[-1]].extras
+    before, last = estimates[values[-2]], estimates[values[-1]]
 
     def fits(value: int) -> bool:
         if value in estimates:
@@ -126,19 +143,43 @@ def find(
         if value < values[-1]:
             estimates[value] = run(value)
             return fits(value)
+        steps = (value - values[-1]) / (values[-1] - values[-2])
+        extras = _grown(before.extras, last.extras, steps)
         return answer.fits(family.at(value), allocator, card, extras)
 
     value = _bisect(fits, values[0])
     predicted = 0
     if value not in estimates:
         predicted = answer.reserved(family.at(value), allocator)
-    for _ in range(_TRIES):
+    for number in range(_TRIES):
         if value not in estimates:
-            estimates[value] = run(value)
+            estimates[value] = _recorded(run, value)
         if estimates[value].need(allocator).verdict == FITS:
             break
-        value -= max(1, value // 100)
+        value -= max(1, (value << number) // 100)
+    else:
+        value = max(n for n in estimates if estimates[n].need(allocator).verdict == FITS)
     return Largest(value, estimates[value], tuple(sorted(estimates)), family.proven, predicted)
+
+
+def _grown(before: Extras, last: Extras, steps: float) -> Extras:
+    """Extras that go on to grow as fast as in the last step."""
+    highs = {extra.name: extra.high for extra in before}
+
+    def grown(extra: Extra) -> Extra:
+        step = max(0, extra.high - highs.get(extra.name, extra.high))
+        return replace(extra, high=extra.high + math.ceil(step * steps))
+
+    return tuple(grown(extra) for extra in last)
+
+
+def _recorded(run: Callable[[int], Estimate], value: int) -> Estimate:
+    try:
+        return run(value)
+    except Unanswerable as error:
+        raise Unanswerable(
+            f"by the laws of the sizes it fits with up to {value}, but does not run so: {error}"
+        ) from error
 
 
 def _bisect(fits: Callable[[int], bool], least: int) -> int:

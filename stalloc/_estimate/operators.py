@@ -215,6 +215,23 @@ def _unique(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[st
     )
 
 
+@answers(_ATEN._pack_padded_sequence.default)
+def _pack(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Sequences of lengths that the host knows, without the padding."""
+    tensor, lengths = args[:2]
+    if isinstance(lengths, FakeTensor):
+        return NotImplemented
+    first, second = (0, 1) if kwargs.get("batch_first", args[2]) else (1, 0)
+    if tensor.shape[first] != len(lengths) or int(lengths.max()) > tensor.shape[second]:
+        raise RuntimeError(
+            f"lengths {lengths.tolist()} are not those of a batch of shape {list(tensor.shape)}"
+        )
+    shape = [int(lengths.sum()), *tensor.shape[2:]]
+    keywords = {"dtype": tensor.dtype, "device": tensor.device}
+    longer = lengths[None] > torch.arange(int(lengths.max()))[:, None]
+    return gpu.run(_ATEN.empty.memory_format, (shape,), keywords), longer.sum(1)
+
+
 # Batch normalization over several processes: its kernels exist for CUDA alone.
 @answers(_ATEN.batch_norm_stats.default)
 def _statistics(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

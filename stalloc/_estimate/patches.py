@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.jit import _builtins
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
@@ -230,6 +231,20 @@ def _answer(patches: Patches, owner: object, name: str, value: object) -> None:
         patches.replace(owner, name, lambda *_, **__: value)
 
 
+def _replace_operator(patches: Patches, owner: object, name: str, value: object) -> None:
+    """Replaces a function that TorchScript knows as an operator, and still does afterwards.
+
+    Modules that the script imports later may compile functions that call it, as torch's own
+    optimizers for several processes do.
+    """
+    known: Any = _builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    operator = known.get(id(getattr(owner, name)))
+    patches.replace(owner, name, value)
+    if operator is not None:
+        known[id(value)] = operator
+        patches.then(partial(known.pop, id(value), None))
+
+
 def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
     to = Tensor.to
 
@@ -261,7 +276,7 @@ def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
             data = pytree.tree_map_only(FakeTensor, gpu.values.number, data)
         return make(data, *args, **kwargs)
 
-    patches.replace(torch, "tensor", made)
+    _replace_operator(patches, torch, "tensor", made)
     patches.replace(FakeTensor, "__deepcopy__", _copied)
     patches.replace(FakeTensor, "numpy", lambda tensor, **_: gpu.values.copy(tensor).numpy())
     patches.replace(FakeTensor, "tolist", lambda tensor: gpu.values.copy(tensor).tolist())
@@ -290,7 +305,7 @@ def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
             result._stalloc_guess = True  # type: ignore[attr-defined]
         return result
 
-    patches.replace(torch, "isfinite", finite)
+    _replace_operator(patches, torch, "isfinite", finite)
     patches.replace(Tensor, "isfinite", finite)
 
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils import _pytree as pytree
 
 from stalloc import _core, profiling, replaying
-from stalloc._estimate import extras
+from stalloc._estimate import extras, minimizers
 from stalloc._estimate.advice import Advice, Adviser, Recorded
 from stalloc._estimate.answer import Estimate, answer
 from stalloc._estimate.cards import Card, card_of
@@ -75,6 +78,7 @@ class Recording:
             warnings.filterwarnings("ignore", message=".*parameter in checkpoint to a meta.*")
             warnings.filterwarnings("ignore", message=".*a no-op.*")
             with self.profile, pretended(self.gpu, self._like, self._world):
+                steps = register_optimizer_step_pre_hook(minimizers.keep_going)
                 stepped = register_optimizer_step_post_hook(self._note_states)
                 try:
                     with self.activations.applied():
@@ -82,10 +86,12 @@ class Recording:
                 except Enough:
                     pass
                 finally:
+                    steps.remove()
                     stepped.remove()
                     self.gpu.workspaces.clear()
 
     def _note_states(self, optimizer: Any, *_: object) -> None:
+        minimizers.fill_history(optimizer, self.values.note)
         held = [getattr(t, "_local_tensor", t) for t in pytree.tree_leaves(dict(optimizer.state))]
         sizes = [(t.dtype, t.nbytes) for t in held if isinstance(t, Tensor) and t.is_cuda]
         whole = sum(size for dtype, size in sizes if dtype == torch.float32)
@@ -127,6 +133,7 @@ class Recording:
         needed = [
             extras.context(self._like.capability),
             extras.nccl(1 if self._world is None else self._world.size),
+            extras.cudnn(self.gpu.convolved),
         ]
         tried = [] if self.gpu.compiled is None else extras.compiled(self.gpu.compiled)
         return answer(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
+from typing import NoReturn
 
 from stalloc._estimate.pipelines import AsksFirstStage
 from stalloc._estimate.recording import Recording
 from stalloc._estimate.values import Unanswerable, line_of
+from stalloc._frameworks.patches import Patches
 from stalloc._script import main_restored, run_as_main
 from stalloc.errors import StallocError
 
@@ -33,15 +37,16 @@ def run_script(recording: Recording, script: str, *, module: bool) -> str:
     try:
         with (
             contextlib.redirect_stdout(sys.stderr),
+            _exits_seen(),
             main_restored(waits=False),
             recording.running(),
         ):
             run_as_main(script, module=module)
     except SystemExit as end:
         if end.code not in (None, 0):
-            text = f"with exit code {end.code}" if isinstance(end.code, int) else f": {end.code}"
+            text = f" with exit code {end.code}" if isinstance(end.code, int) else f": {end.code}"
             where = _where(end.__traceback__)
-            problem = f"{where}: the script ended {text}" if where else f"the script ended {text}"
+            problem = f"{where}: the script ended{text}" if where else f"the script ended{text}"
     except AsksFirstStage:
         raise
     except Unanswerable as error:
@@ -52,10 +57,31 @@ def run_script(recording: Recording, script: str, *, module: bool) -> str:
         if not isinstance(error, Exception) and type(error).__name__ != "CheckpointException":
             raise  # the user's interruption; torch's error of checkpoints is no Exception
         text = " ".join(traceback.format_exception_only(error)[-1].split())
-        problem = f"{_where(error.__traceback__) or script}: the script failed here: {text}"
+        where = _where(error.__traceback__)
+        if isinstance(error, SyntaxError) and error.lineno is not None:
+            where = line_of(error.filename or "", error.lineno) or where
+        problem = f"{where or script}: the script failed here: {text}"
     if problem and recording.complete_iterations < _LEAST:
         raise Unanswerable(problem)
     return problem
+
+
+@contextlib.contextmanager
+def _exits_seen() -> Iterator[None]:
+    """Makes an exit without clean-up one like others: the answer would be lost with the process."""
+    own, leave = os.getpid(), os._exit
+
+    def left(status: int) -> NoReturn:
+        if os.getpid() != own:
+            leave(status)  # a process that the script has forked
+        sys.exit(status)
+
+    patches = Patches()
+    patches.replace(os, "_exit", left)
+    try:
+        yield
+    finally:
+        patches.undo()
 
 
 def _where(trace: TracebackType | None) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stalloc._estimate import choices
+from stalloc._estimate import choices, minimizers
 from stalloc.errors import StallocError
 
 _OWN = Path(__file__).resolve().parents[1]
@@ -74,7 +74,8 @@ class Values:
             return known.item()
         value: bool | int | float
         if tensor.dtype == torch.bool:
-            value = bool(getattr(tensor, "_stalloc_guess", False))
+            expected = getattr(tensor, "_stalloc_guess", False)
+            value = bool(expected) or minimizers.is_curvature(sys._getframe(1))
         elif (scaled := _of_gradient_scaler()) is not None:
             return scaled  # its own way to skip steps: nothing that a script reads
         elif _in_search_for_infinities():

@@ -13,6 +13,7 @@ from stalloc.liveness import Holder, Liveness
 
 _WIDTH = 80  # columns, including the labels
 _ROWS = 8
+_FAR = 2  # times the curve's height
 _SAMPLES = 512  # of the curve in JSON
 _LETTERS = {"forward": "f", "backward": "b", "optimizer": "o", "unplanned": "-"}
 
@@ -68,17 +69,34 @@ def show(liveness: Liveness, tick: int, top: int) -> None:
     _print_holders(f"Allocated in one iteration, {by}", liveness.holders(), top)
 
 
-def draw(liveness: Liveness) -> list[str]:
-    """The curve as lines of text, the phases under it."""
+def draw(liveness: Liveness, limit: int | None = None) -> list[str]:
+    """The curve as lines of text, the phases under it.
+
+    Args:
+        liveness: The curve.
+        limit: Bytes at which a dashed line is drawn; None draws none. If it is far above the curve,
+            the heights between them are left out, and three dots are in their place.
+    """
     blocks = " ▁▂▃▄▅▆▇█" if _speaks_unicode() else " ....####"
     most = max(liveness.live_at(liveness.peak), 1)
-    width = len(_core.format_bytes(most))
+    near = limit is not None and limit <= _FAR * most
+    top = max(most, limit) if limit is not None and near else most
+    labels = {0: 0, _ROWS - 1: top, (round(most * _ROWS * 8 / top) - 1) // 8: most}
+    dashed = -1
+    if limit is not None and near:
+        dashed = min(_ROWS - 1, limit * _ROWS // top)
+        labels[dashed] = limit
+    named = [*labels.values(), *((limit,) if limit is not None else ())]
+    width = max(len(_core.format_bytes(value)) for value in named)
     columns = min(_WIDTH - width - len(" |"), max(liveness.period, 1))
-    eighths = [round(value * _ROWS * 8 / most) for value in liveness.sampled(columns)]
+    eighths = [round(value * _ROWS * 8 / top) for value in liveness.sampled(columns)]
     lines = []
+    if limit is not None and not near:
+        lines += [f"{_core.format_bytes(limit):>{width}} |{'-' * columns}", f"{'...':>{width}} |"]
     for row in reversed(range(_ROWS)):
-        bar = "".join(blocks[min(max(height - 8 * row, 0), 8)] for height in eighths)
-        label = _core.format_bytes(most) if row == _ROWS - 1 else "0 B" if row == 0 else ""
+        cells = [blocks[min(max(height - 8 * row, 0), 8)] for height in eighths]
+        bar = "".join("-" if row == dashed and cell == " " else cell for cell in cells)
+        label = _core.format_bytes(labels[row]) if row in labels else ""
         lines.append(f"{label:>{width}} |{bar}".rstrip())
     phases = "".join(
         _LETTERS.get(liveness.phase_at(column * liveness.period // columns).partition(" ")[0], ".")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stalloc.commands import curve
 from stalloc.commands.inputs import positive
 from stalloc.commands.output import (
     print_facts,
@@ -38,6 +41,10 @@ _ALLOCATORS = {
     "expandable": "torch, expandable segments",
     "stalloc": "stalloc",
 }
+_EXTENTS = {"rows": "--batch-size", "tokens": "--seq-len"}
+"""The extents of a batch that `--largest` knows, each with an option that may tell it."""
+
+_LEAST_ITERATIONS = 2
 _MOST_GUESSES = 12
 _MOST_ADVICE = 12
 
@@ -87,10 +94,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--largest",
-        metavar="OPTION=V,V,V",
+        metavar="WHAT",
         type=_values,
-        help="find the largest value of the script's option that fits, as in "
-        "--largest=--batch-size=4,8,12; the script is run with these values first",
+        help="find the largest that fits: rows or tokens, if the script's arguments tell its batch "
+        "or length, or any option with values to run first, as in --largest=--batch-size=4,8,12",
     )
     parser.add_argument(
         "--advise",
@@ -113,6 +120,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Runs the script in this process. Returns the exit code."""
     largest: Largest | None = None
+    option = ""
     advice: list[Advice] | None = None
     failed: list[str] = []
     try:
@@ -120,9 +128,11 @@ def main(args: argparse.Namespace) -> int:
             raise StallocError(
                 "--advise goes with --allocator torch or expandable, and without --largest"
             )
+        if args.iterations < _LEAST_ITERATIONS:
+            raise StallocError("--iterations: at least 2 are needed; the first one only warms up")
         files = _files(args)
         if args.largest is not None:
-            largest = _largest(args)
+            option, largest = _largest(args)
             estimate, ended = largest.estimate, ""
         else:
             recording, ended = _recorded(args, args.arguments)
@@ -144,7 +154,7 @@ def main(args: argparse.Namespace) -> int:
         answer: dict[str, object] = {"verdict": verdict, "allocator": allocator, "ended": ended}
         if largest is not None:
             answer["largest"] = {
-                "option": args.largest[0],
+                "option": option,
                 "value": largest.value,
                 "recorded": list(largest.recorded),
                 "proven": largest.proven,
@@ -160,7 +170,7 @@ def main(args: argparse.Namespace) -> int:
             _print_advice(advice, failed)
         if largest is not None:
             print_text(
-                f"{args.largest[0]}={largest.value} is the largest that fits. Recorded with "
+                f"{option}={largest.value} is the largest that fits. Recorded with "
                 f"{', '.join(map(str, largest.recorded))}; laws prove {largest.proven:.1%} of the "
                 "sizes."
             )
@@ -206,18 +216,25 @@ def _save(files: RankFiles, estimate: Estimate, replace: bool) -> str:
     """Writes the recording and its plan. Returns the line to print."""
     if estimate.plan is None:
         return "Nothing was written: no complete iteration to plan was seen."
-    estimate.trace.save(files.trace, overwrite=replace)
+    from stalloc._estimate.answer import with_verdict
+
+    with_verdict(estimate).save(files.trace, overwrite=replace)
     estimate.plan.save(files.plan, overwrite=replace)
-    return f"The run's plan: stalloc run --plan {files.folder}"
+    return (
+        f"The run's plan: stalloc run --plan {files.folder}. Its page: stalloc report {files.trace}"
+    )
 
 
 def _values(text: str) -> tuple[str, tuple[int, ...]]:
-    """The script's option and the values to try, as in `--batch-size=4,8,12`."""
+    """The script's option and the values to try, as in `--batch-size=4,8,12`; or a known extent."""
+    if text in _EXTENTS:
+        return text, ()
     option, _, listed = text.rpartition("=")
     parts = listed.split(",")
     if not option or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no option with values, as in --largest=--batch-size=4,8,12"
+            f"{text!r} is neither rows, nor tokens, nor an option with values, as in "
+            "--largest=--batch-size=4,8,12"
         )
     values = tuple(sorted({int(part) for part in parts}))
     if len(values) < 2:
@@ -226,7 +243,8 @@ def _values(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _advice(args: argparse.Namespace, recording: Recording) -> tuple[list[Advice], list[str]]:
-    from stalloc._estimate.advice import Adviser, divided
+    from stalloc._estimate.advice import Adviser
+    from stalloc._estimate.arguments import divided
 
     def run(activations: Activations, number: int) -> Recorded | None:
         arguments = args.arguments if number == 1 else divided(args.arguments, number)
@@ -266,17 +284,37 @@ def _print_advice(advice: list[Advice], failed: list[str]) -> None:
         print_text(f"Not tried: {reason}")
 
 
-def _largest(args: argparse.Namespace) -> Largest:
+def _largest(args: argparse.Namespace) -> tuple[str, Largest]:
+    """The option, and its largest value."""
+    from stalloc._estimate import arguments
     from stalloc._estimate.largest import find
+    from stalloc._estimate.values import Unanswerable
 
     option, values = args.largest
     if args.allocator == "stalloc":
         raise StallocError("--largest needs --allocator torch or expandable")
+    known = None
+    if not values:
+        known = arguments.find(args.arguments, arguments.NAMES[option])
+        if known is None or known.value == 0:
+            example = _EXTENTS[option]
+            raise StallocError(
+                f"--largest {option}: no argument of the script tells its {option}; give it one, "
+                f"such as {example} 8, or name the option and values: --largest={example}=4,8,12"
+            )
+        option = known.name
+    tries = [values] if known is None else arguments.steps(known.value)
 
+    @functools.cache
     def run(value: int) -> Estimate:
-        return _estimated(args, [*args.arguments, f"{option}={value}"])
+        given = args.arguments
+        changed = known.changed(given, value) if known else [*given, f"{option}={value}"]
+        return _estimated(args, changed)
 
-    return find(run, values, _ALLOCATORS[args.allocator])
+    for values in tries[:-1]:
+        with contextlib.suppress(Unanswerable):
+            return option, find(run, values, _ALLOCATORS[args.allocator])
+    return option, find(run, tries[-1], _ALLOCATORS[args.allocator])
 
 
 def _estimated(args: argparse.Namespace, arguments: list[str]) -> Estimate:
@@ -321,6 +359,9 @@ def _print(estimate: Estimate, allocator: str, ended: str) -> None:
             for name, part in estimate.parts.items()
         ],
     )
+    print_text("")
+    print_text("Live bytes over the run, and the limit: the GPU less the most that extras take")
+    print("\n".join(curve.draw(estimate.live, estimate.limit)))
     print_table(
         "Needed of the GPU",
         ("allocator", "reserved", "with extras, at least", "at most", "left", "verdict"),

@@ -88,6 +88,8 @@ def _description(scene: Scene, packed: Packed) -> str:
         "assumptions": scene.assumptions,
         "period": scene.period,
         "load": scene.load,
+        "verdict": scene.verdict,
+        "limit": scene.limit,
         "classes": CLASSES,
         "layers": scene.layers,
         "phases": [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stalloc.errors import PlanError
-from stalloc.notes import readable
+from stalloc.notes import readable, size_in
 from stalloc.plans import Plan
 from stalloc.replaying import UNROLLED, unroll
 from stalloc.report.drawing import (
@@ -79,6 +79,8 @@ class Scene:
         drawings: One for each allocator.
         assumptions: Assumptions of the importer.
         sized: The sizes at other extents, for the last drawing; None if no size follows a law.
+        verdict: The answer of an estimate; empty for a recording.
+        limit: Bytes of the GPU that the estimate is for; None for a recording.
     """
 
     title: str
@@ -92,6 +94,8 @@ class Scene:
     drawings: list[Drawing]
     assumptions: list[str]
     sized: Sized | None
+    verdict: str = ""
+    limit: int | None = None
 
 
 def scene_of_plan(plan: Plan, title: str) -> Scene:
@@ -191,6 +195,8 @@ def scene_of_trace(trace: Trace, plan: Plan, title: str) -> Scene:
         sized=sized_of_trace(
             plan, requests.start, requests.size, _lasting(requests, drawings[-1].rectangles, plan)
         ),
+        verdict=trace.info.get("verdict", ""),
+        limit=size_in(trace.info, "gpu_limit"),
     )
 
 

@@ -500,6 +500,7 @@ def fits(tmp_path: Path, source: str, *options: str, code: int = 0) -> tuple[str
 def test_script_for_images_fits_unchanged(tmp_path: Path) -> None:
     output, errors = fits(tmp_path, IMAGES, "--gpu 8GiB")
     assert "fits on 8GiB with torch" in output
+    assert " 7.5 GiB |-----" in output  # the limit, far above the curve
     line = 1 + next(n for n, text in enumerate(IMAGES.splitlines()) if "loss.item()" in text)
     assert f"train.py:{line}  a value of a tensor" in output
     assert "0 0 1.000000" in errors
@@ -516,6 +517,8 @@ def test_script_for_language_fits_unchanged(tmp_path: Path) -> None:
     for name in ("needs", "extras", "guesses"):
         assert all(set(entry) == keys[f"{name}[] of fits"] for entry in answer[name])
     assert set(answer["gpu"]) == keys["gpu of fits"]
+    assert max(answer["curve"]) == answer["load"]
+    assert answer["limit"] < answer["gpu"]["memory"]
     weights = answer["parts"]["weights and buffers"]
     assert 1.9 * weights < answer["parts"]["optimizer states"] < 2.1 * weights
     assert {"torch.compile", "torch.save"} <= {guess["read"] for guess in answer["guesses"]}
@@ -538,8 +541,14 @@ def test_script_is_asked_for_its_largest_batch(tmp_path: Path) -> None:
     assert set(found) == documented_keys()["largest of fits"]
     assert found["recorded"] == [16, 32, 48, found["value"]]
     assert found["predicted"] == answer["needs"][0]["reserved"]
+    output, _ = fits(tmp_path, source, "--gpu 700MiB --largest rows --json", "--batch-size", "64")
+    same = json.loads(output)["largest"]
+    assert same["recorded"] == [32, 48, 64, found["value"]]
+    assert (same["option"], same["value"]) == ("--batch-size", found["value"])
     _, errors = fits(tmp_path, source, "--gpu 8GiB --largest=4,8", code=2)
-    assert "is no option with values" in errors
+    assert "nor an option with values" in errors
+    _, errors = fits(tmp_path, source, "--gpu 8GiB --largest tokens", "--batch-size=4", code=2)
+    assert "no argument of the script tells its tokens; give it one" in errors
 
 
 def test_script_on_the_cpu_has_no_answer(tmp_path: Path) -> None:
@@ -553,7 +562,9 @@ def test_script_on_the_cpu_has_no_answer(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("open('no such file')", "train.py:3: the script failed here: FileNotFoundError"),
-        ("exit('a GPU with NVLink is needed')", "train.py:3: the script ended : a GPU with NVLink"),
+        ("exit('a GPU with NVLink is needed')", "train.py:3: the script ended: a GPU with NVLink"),
+        ("import os; os._exit(7)", "train.py:3: the script ended with exit code 7"),
+        ("x = = 3", "train.py:3: the script failed here: SyntaxError: invalid syntax"),
         (
             "torch.ones(3, device='cuda') + torch.ones(3)",
             "train.py:3: aten.add.Tensor gets tensors of the GPU and of the host at once",
@@ -622,6 +633,8 @@ def test_data_parallel_is_one_gpu() -> None:
 def test_usage_is_explained(tmp_path: Path) -> None:
     _, errors = fits(tmp_path, "", "--gpu A9090", code=2)
     assert "no such card is known" in errors
+    _, errors = fits(tmp_path, "", "--gpu 8GiB --iterations 1", code=2)
+    assert "--iterations: at least 2 are needed" in errors
     done = python("-m", "stalloc", "fits", "--gpu", "8GiB", "missing.py", cwd=tmp_path, code=2)
     assert "there is no such script" in done.stderr
 

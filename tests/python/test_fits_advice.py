@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import stalloc
-from stalloc._estimate.advice import divided
+from stalloc._estimate.arguments import divided
 from stalloc._estimate.means import blocks_of
 
 _distributed: Any = dist

@@ -152,3 +152,26 @@ def test_drawing_is_as_high_as_the_live_bytes(monkeypatch: pytest.MonkeyPatch) -
     assert lines[4] == "        |########"
     assert lines[7] == "    0 B |########"
     assert lines[8] == "         ffffbbbb"
+
+
+@pytest.mark.parametrize(
+    ("limit", "first", "row"),
+    [
+        (1000, "1000 B |---", 0),  # of 600 bytes at the most
+        (300, "600 B |", 3),
+        (5000, "4.9 KiB |---", 0),  # far above: not to scale
+        (0, "600 B |", 7),
+    ],
+)
+def test_a_limit_is_drawn_where_the_curve_leaves_room(limit: int, first: str, row: int) -> None:
+    writer = TraceWriter()
+    writer.phase("forward", 0)
+    for size in (100, 200, 300):
+        writer.alloc(size)
+    live = liveness.of_trace(to_trace(writer.document()), whole=True)
+    lines = curve.draw(live, limit)
+    assert lines[0].lstrip().startswith(first.lstrip())
+    assert lines[row].count("-") > 0 or limit == 0
+    assert [line for line in lines if "..." in line.partition("|")[0]] == (
+        [lines[1]] if limit > 1200 else []
+    )

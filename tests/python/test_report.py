@@ -17,6 +17,7 @@ from test_cli import answer, refusal
 from trace_documents import TraceWriter, random_document, to_trace, training_document
 
 from stalloc import Plan, PlanError, Trace, cli
+from stalloc.recordings import changed
 from stalloc.report import Scene, render, scene_of_plan, scene_of_trace
 from stalloc.report.drawing import Drawing, around_the_end, running_sum
 from stalloc.report.pack import Packed, pack
@@ -313,3 +314,16 @@ def empty_plan(document: dict[str, Any]) -> dict[str, Any]:
     for table in ("decisions", "groups", "reusable"):
         document[table] = {name: [] for name in document[table]}
     return document | {"pool": 0, "bound": 0}
+
+
+def test_the_page_of_an_estimate_opens_with_its_verdict(trace: Trace) -> None:
+    told = {"verdict": "may not fit on 2GiB with torch", "gpu_limit": "123456789"}
+    estimated = changed(trace, info={**trace.info, **told})
+    scene = scene_of_trace(estimated, estimated.plan(), "rank0.trace.json")
+    assert (scene.verdict, scene.limit) == (told["verdict"], 123456789)
+    assert scene.facts["gpu_limit"] == "117.7 MiB (123,456,789 B)"
+    page = render(scene).decode()
+    assert '"verdict":"may not fit on 2GiB with torch","limit":123456789' in page
+    assert (
+        '"verdict":"","limit":null' in render(scene_of_trace(trace, trace.plan(), "other")).decode()
+    )

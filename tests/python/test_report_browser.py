@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from browser import Open, complaints, driver, show
@@ -156,6 +157,16 @@ def test_classes_can_be_faded_and_layers_found(show: Open) -> None:
     page.settle()
     assert page.text("status").startswith("1 requests found")
     assert page.colour(panel, *place) != page.named("scoped")
+
+
+def test_an_estimate_shows_its_verdict_and_its_limit(show: Open) -> None:
+    scene = training_scene()
+    limit = 2 * max(drawing.reserved for drawing in scene.drawings)
+    page = show(replace(scene, verdict="fits on 2GiB with torch", limit=limit))
+    assert page.text("headline").startswith("It fits on 2GiB with torch. You would save")
+    assert page.ask("app.scene.curveTop") == limit
+    page = show(replace(scene, verdict="fits on 2GiB with torch", limit=100 * limit))
+    assert page.ask("app.scene.curveTop") < limit
 
 
 def test_it_can_be_dark(show: Open) -> None:

@@ -7,7 +7,7 @@ const STACK = ["persistent", "wrap-around", "scoped", "transient", "dynamic"];
 function drawCurve(panel, context, colours) {
   const { scene } = panel;
   const { x, y, width, height } = panel.curve;
-  const yOf = (bytes) => y + height * (1 - bytes / (scene.top * 1.08));
+  const yOf = (bytes) => y + height * (1 - bytes / (scene.curveTop * 1.08));
   const columns = highestTicks(panel, Math.round(width * panel.ratio));
   context.save();
   context.beginPath();
@@ -36,8 +36,24 @@ function drawCurve(panel, context, colours) {
   context.strokeStyle = colours.reserved;
   context.lineWidth = 2;
   context.stroke(line);
+  if (scene.limit !== null) drawLimit(panel, context, colours, yOf(scene.limit));
   context.restore();
   drawCurveScale(panel, context, colours, yOf);
+}
+
+// The memory of the GPU that an estimate is for, unless it is far above the curve.
+function drawLimit(panel, context, colours, level) {
+  const { x, y, width } = panel.curve;
+  if (level < y) return;
+  context.strokeStyle = colours.mark;
+  context.lineWidth = 1;
+  context.setLineDash([6, 4]);
+  context.beginPath();
+  context.moveTo(x, level);
+  context.lineTo(x + width, level);
+  context.stroke();
+  context.setLineDash([]);
+  label(context, colours, `limit ${formatBytes(panel.scene.limit)}`, colours.mark, x + 104, level);
 }
 
 // For each of `count` stretches of the view the tick at which most is live.
@@ -98,7 +114,7 @@ function drawCurveScale(panel, context, colours, yOf) {
   context.fillStyle = colours.quiet;
   context.textAlign = "right";
   context.textBaseline = "middle";
-  for (const bytes of ticksBetween(0, scene.top, 3, true)) {
+  for (const bytes of ticksBetween(0, scene.curveTop, 3, true)) {
     context.fillRect(x - 4, Math.round(yOf(bytes)), 4, 1);
     context.fillText(formatBytes(bytes), x - 7, Math.min(yOf(bytes), y + height - 5));
   }

@@ -14,6 +14,8 @@ class Scene {
       held: tableOf(columns, `layouts.${i}.held`),
     }));
     this.top = Math.max(1, this.load, ...this.layouts.map((layout) => layout.reserved));
+    const near = this.limit !== null && this.limit <= 3 * this.top;
+    this.curveTop = near ? Math.max(this.top, this.limit) : this.top;
     const recorded = { size: this.requests.size, liveRows: this.liveRows, load: this.load, chosen: null, larger: 0 };
     recorded.live = this.addUp(recorded);
     for (const layout of this.layouts) Object.assign(layout, recorded);

@@ -4,6 +4,7 @@ const LARGEST = 12;
 
 function fillHeadline(scene) {
   const headline = document.getElementById("headline");
+  if (scene.verdict) headline.append(makeElement("strong", {}, `It ${scene.verdict}.`), " ");
   const [torch, stalloc] = ["torch", "stalloc"].map((name) => scene.layouts.find((layout) => layout.allocator.startsWith(name)));
   if (torch && stalloc) {
     const saved = torch.reserved - stalloc.reserved;
