@@ -301,7 +301,7 @@ def _patch(state: _State) -> None:
             )
         except OutOfMemory as error:
             this.reset()
-            raise torch.OutOfMemoryError(str(error)) from error
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {error}") from error
         except StallocError:
             this.reset()
             raise
