@@ -16,7 +16,9 @@ streams, a replay waits on the device for those before it.
 
 A capture is concerned if it is given no pool, or that of such a graph (`graph.pool()`), and so are
 those of `torch.cuda.make_graphed_callables`. Graphs of `torch.compile`, and others with a pool of
-`torch.cuda.graph_pool_handle()` or a `MemPool`, keep torch's memory.
+`torch.cuda.graph_pool_handle()` or a `MemPool`, keep torch's memory. So does a graph without a pool
+whose capture begins during one that shares on the same device. A capture into a sharing pool is
+refused then.
 """
 
 from __future__ import annotations
@@ -108,6 +110,30 @@ class _Pool:
 
 
 @dataclass(slots=True)
+class _Capture:
+    """A capture that goes on.
+
+    Attributes:
+        device: The GPU's index.
+        into: Its pool, if that shares memory.
+        follows: True if torch's memory history is on for it.
+        before: Blocks of the pool that lived before it, if they are needed.
+        requests: The number of requests of the device before it.
+    """
+
+    device: int
+    into: PoolId | None
+    follows: bool = False
+    before: list[_Block] = field(default_factory=list)
+    requests: int = 0
+
+    @property
+    def pool(self) -> PoolId:
+        """The pool as `_core` calls it."""
+        return self.into or (0, 0)
+
+
+@dataclass(slots=True)
 class _State:
     allocator: Any
     module: CudaModule | None  # none: not built for this torch; blocks lie where torch puts them
@@ -117,12 +143,9 @@ class _State:
     ordered: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     # The work of a graph when it goes.
     ends: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
-    captured: Any = None  # the graph that is being captured
-    into: PoolId | None = None
-    routed: Any = None  # the graph whose requests that will live on have a pool of their own
-    follows: bool = False  # torch's memory history is on for this capture
-    before: list[_Block] = field(default_factory=list)  # blocks of the pool that lived before it
-    requests: int = 0  # of the device, before it
+    captures: dict[Any, _Capture] = field(default_factory=dict)  # that go on, by graph
+    # The capture whose requests that will live on have a pool of their own.
+    routed: _Capture | None = None
     replays: dict[int, _Replays] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -235,38 +258,31 @@ def _patch(state: _State) -> None:
     reset: Any = graph.reset
 
     def begun(this: Any, pool: Any = None, *args: Any, **kwargs: Any) -> None:
-        device = torch.cuda.current_device()
+        if this in state.captures:  # torch refuses
+            begin(this, pool, *args, **kwargs)
+            return
         given = getattr(pool, "id", pool)
-        into = _new_pool(state, device) if given is None and state.shares else given
-        given_on = () if into is None else (into,)
-        ours = into in state.pools
-        _core.begin_graph_pool(device, into if ours else (0, 0))
-        state.captured, state.into = this, into if ours else None
         try:
-            if ours and state.routed is None:
-                _route(state, device, into, this)
-            # The history of a user who has it on may have begun to forget.
-            if ours and not torch._C._cuda_isHistoryEnabled():
-                state.before = state.pools[into].live() if state.pools[into].captures else []
-                _follow(True)
-                state.follows, state.requests = True, _requests(device)
-            begin(this, *given_on, *args, **kwargs)
+            into = _start(state, this, given)
+            begin(this, *(() if into is None else (into,)), *args, **kwargs)
         except BaseException:
-            if (held := _left(state, device, this)) is not None:
+            if (held := _left(state, this)) is not None:
                 held()
             raise
 
     def ended(this: Any, *args: Any, **kwargs: Any) -> None:
-        device = torch.cuda.current_device()
-        into = state.into
+        if (capture := state.captures.get(this)) is None:
+            end(this, *args, **kwargs)
+            return
+        device, into = capture.device, capture.into
         kept = [] if into is None else state.pools[into].live()
         followed = None
         try:
             end(this, *args, **kwargs)
-            if state.follows:
-                followed = _uses(device, state.before, _requests(device) - state.requests)
+            if capture.follows:
+                followed = _uses(device, capture.before, _requests(device) - capture.requests)
         finally:
-            held = _left(state, device, this)
+            held = _left(state, this)
             if held is not None:
                 state.ends[this] = weakref.finalize(this, held)
                 state.ends[this].atexit = False
@@ -285,12 +301,15 @@ def _patch(state: _State) -> None:
             )
         except OutOfMemory as error:
             this.reset()
-            raise torch.OutOfMemoryError(str(error)) from error
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {error}") from error
+        except StallocError:
+            this.reset()
+            raise
 
     def replayed(this: Any, *args: Any, **kwargs: Any) -> None:
         if torch.cuda.is_current_stream_capturing():
-            if this in state.ordered and state.captured is not None:
-                state.ordered.add(state.captured)  # of which it becomes a part
+            if this in state.ordered:
+                state.ordered.update(list(state.captures))  # of one of which it becomes a part
             replay(this, *args, **kwargs)
         elif this in state.ordered:
             with state.lock:
@@ -331,9 +350,42 @@ def _make(state: _State) -> tuple[PoolId, Any]:
     return tuple(made.id), made  # type: ignore[return-value]
 
 
-def _route(state: _State, device: int, into: PoolId, graph: Any) -> None:
+def _start(state: _State, graph: Any, given: PoolId | None) -> PoolId | None:
+    """A capture is about to begin, perhaps during others. Returns the pool to be passed to torch.
+
+    Raises:
+        StallocError: The given pool shares memory, and another capture goes on.
+    """
+    device = torch.cuda.current_device()
+    with state.lock:
+        others = [capture for capture in state.captures.values() if capture.device == device]
+        shared = any(capture.into is not None for capture in others)
+        # The end of a later capture into a pool waits for the device, which spoils the others.
+        if given in state.pools and (shared or (others and state.pools[given].captures)):
+            raise StallocError(
+                f"another graph is being captured on GPU {device}, so no capture into a pool whose "
+                "graphs share memory can begin; capture one graph after another, or leave out the "
+                "pool"
+            )
+        into = _new_pool(state, device) if given is None and state.shares and not shared else given
+        capture = _Capture(device, into if into in state.pools else None)
+        _core.begin_graph_pool(device, capture.pool)
+        state.captures[graph] = capture
+        if capture.into is None:
+            return into
+        pool = state.pools[capture.into]
+        if state.routed is None:
+            _route(state, capture, pool)
+        # The history of a user who has it on may have begun to forget.
+        if not torch._C._cuda_isHistoryEnabled():
+            capture.before = pool.live() if pool.captures else []
+            _follow(True)
+            capture.follows, capture.requests = True, _requests(device)
+    return into
+
+
+def _route(state: _State, capture: _Capture, pool: _Pool) -> None:
     """Lets blocks that will live on after the capture into a pool go to the one beside it."""
-    pool = state.pools[into]
     if state.module is None:
         return
     if pool.captures == 0 and pool.kept is None:
@@ -341,26 +393,28 @@ def _route(state: _State, device: int, into: PoolId, graph: Any) -> None:
         pool.ids.append(kept)
         pool.made.append(made)
     if pool.kept is not None:
-        state.routed = graph
-        state.module.begin_graph_routes(device, into, pool.kept, pool.captures)
+        state.routed = capture
+        state.module.begin_graph_routes(capture.device, capture.pool, pool.kept, pool.captures)
 
 
-def _left(state: _State, device: int, graph: Any) -> Callable[[], None] | None:
+def _left(state: _State, graph: Any) -> Callable[[], None] | None:
     """A capture has ended, or failed. Returns what its graph does when it goes."""
-    state.captured, into, state.into = None, state.into, None
-    held = None
-    if state.routed is graph and state.module:
-        state.routed = None
-        if state.module.end_graph_routes() and into is not None:
-            held = _hold(state.module, device, state.pools[into])
-    if state.follows:
-        state.follows, state.before = False, []
-        _follow(False)
-    _core.end_graph_pool(device)
-    if into is not None:
-        state.pools[into].captures += 1
-        state.pools[into].made.clear()
-    return held
+    with state.lock:
+        if (capture := state.captures.pop(graph, None)) is None:
+            return None
+        pool = None if capture.into is None else state.pools[capture.into]
+        held = None
+        if state.routed is capture and state.module:
+            state.routed = None
+            if state.module.end_graph_routes() and pool is not None:
+                held = _hold(state.module, capture.device, pool)
+        if capture.follows:
+            _follow(False)
+        _core.end_graph_pool(capture.device, capture.pool)
+        if pool is not None:
+            pool.captures += 1
+            pool.made.clear()
+        return held
 
 
 def _hold(module: CudaModule, device: int, pool: _Pool) -> Callable[[], None]:

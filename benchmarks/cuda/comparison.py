@@ -1,5 +1,9 @@
 """Compares the memory of a program under torch's allocators and stalloc's plans, by streams.
 
+The bound (waitless.py) holds for every placement that adds no waits to the program's own. Below it
+are only plans that add waits of the device ("stalloc, ordered"), or of the host: a pool may hold
+less memory than it has addresses, and memory that moves within it waits for the device ("moves").
+
 Each allocator has a process of its own, from its start on. On the pretended GPU (tests/standin).
 """
 
@@ -20,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+import waitless
 from commit import last_change
 
 import stalloc
@@ -87,11 +92,12 @@ def use(buffer: torch.Tensor, stream: torch.cuda.Stream) -> None:
 
 
 def _profile(train: Callable[[int], None], folder: Path) -> None:
-    """Leaves a plan of each kind in the folder."""
+    """Leaves a plan of each kind in the folder. Prints the bound in bytes."""
     with stalloc.profile(device="cuda") as prof:
         train(_PROFILED)
     for streams in _STREAMS:
         prof.plan(streams=streams).save(folder / f"{streams}.json")
+    print(waitless.bound(prof.trace))
 
 
 def _measure(train: Callable[[int], None], steps: int, plan: str) -> Row:
@@ -108,7 +114,7 @@ def _measure(train: Callable[[int], None], steps: int, plan: str) -> Row:
     }
     if plan:
         stats = stalloc.memory_stats()
-        row |= {key: stats[key] for key in ("hit_rate", "stream_waits", "handed_back")}
+        row |= {key: stats[key] for key in ("hit_rate", "stream_waits", "handed_back", "moves")}
     waits = PRETENDED.standin_calls(b"cudaStreamWaitEvent")
     row["program_waits"] = waits - row.get("stream_waits", 0)
     return row
@@ -117,7 +123,7 @@ def _measure(train: Callable[[int], None], steps: int, plan: str) -> Row:
 def _compare(script: str) -> list[Row]:
     """A row for each allocator."""
     with tempfile.TemporaryDirectory() as folder:
-        in_a_process(script, "--profile", folder)
+        bound = int(in_a_process(script, "--profile", folder).splitlines()[-1])
         rows = [
             {"allocator": "torch", **_row(script)},
             {"allocator": "expandable segments", **_row(script, **_EXPANDABLE)},
@@ -127,7 +133,7 @@ def _compare(script: str) -> list[Row]:
             rows.append({"allocator": f"stalloc, {streams}", **row})
         polling = _row(script, str(Path(folder) / "separate.json"), **_POLLING)
         rows.append({"allocator": "stalloc, not handed back", **polling})
-    return rows
+    return [{**row, "bound": bound} for row in rows]
 
 
 def _row(script: str, *plan: str, **environment: str) -> Row:
@@ -148,11 +154,12 @@ def in_a_process(script: str, *args: str, **environment: str) -> str:
 
 
 def _print(rows: list[Row]) -> None:
-    head = f"{'allocator':<26}{'load':>16}{'reserved':>16}{'efficiency':>12}"
-    print(f"{head}{'own waits':>11}{'waits':>8}{'handed back':>13}{'races':>7}")
+    head = f"{'allocator':<26}{'load':>16}{'bound':>16}{'reserved':>16}{'efficiency':>12}"
+    print(f"{head}{'own waits':>11}{'waits':>8}{'handed back':>13}{'moves':>7}{'races':>7}")
     for row in rows:
         print(
-            f"{row['allocator']:<26}{row['load']:>16,}{row['reserved']:>16,}"
-            f"{row['efficiency']:>12.4f}{row['program_waits']:>11}{row.get('stream_waits', ''):>8}"
-            f"{row.get('handed_back', ''):>13}{row['hazards']:>7}"
+            f"{row['allocator']:<26}{row['load']:>16,}{row['bound']:>16,}"
+            f"{row['reserved']:>16,}{row['efficiency']:>12.4f}{row['program_waits']:>11}"
+            f"{row.get('stream_waits', ''):>8}"
+            f"{row.get('handed_back', ''):>13}{row.get('moves', ''):>7}{row['hazards']:>7}"
         )

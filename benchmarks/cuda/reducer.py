@@ -17,7 +17,8 @@ from comparison import use
 
 import stalloc
 
-LAYERS, RANKS, PARAMETERS, SAVED, STEPS = 12, 8, 48 << 20, 40 << 20, 8
+LAYERS, RANKS, PARAMETERS, SAVED = 12, 8, 48 << 20, 40 << 20
+STEPS = 128  # memory moves within a pool for the first 75
 
 
 def _make(size: int, stream: torch.cuda.Stream) -> torch.Tensor:

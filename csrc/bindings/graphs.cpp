@@ -60,8 +60,10 @@ void bind_graphs(py::module_& m) {
       py::arg("device"), py::arg("pool"),
       "The capture of a graph begins, into the private pool of this id.");
   m.def(
-      "end_graph_pool", [](int device) { GraphMemory::of(device).end(); }, py::arg("device"),
-      py::call_guard<py::gil_scoped_release>(), "The capture has ended, or failed.");
+      "end_graph_pool",
+      [](int device, GraphMemory::Pool pool) { GraphMemory::of(device).end(pool); },
+      py::arg("device"), py::arg("pool"), py::call_guard<py::gil_scoped_release>(),
+      "The capture into that pool has ended, or failed.");
   m.def("settle_graph_pool", &settle, py::arg("device"), py::arg("pool"), py::arg("kept"),
         py::arg("uses"),
         "A capture has ended. `kept`: begin and end of each block that lives on. `uses`: begin, "

@@ -51,13 +51,20 @@ GraphMemory::~GraphMemory() {
 
 void GraphMemory::begin(Pool pool) {
   const std::lock_guard lock(mutex_);
-  current_ = pool;
-  captures_ = true;
+  if (pool != Pool{}) {
+    if (current_ != Pool{}) {
+      throw Error("another graph that shares memory is being captured on GPU " +
+                  std::to_string(device_));
+    }
+    current_ = pool;
+  }
+  ++captures_;
 }
 
-void GraphMemory::end() noexcept {
+void GraphMemory::end(Pool pool) noexcept {
   const std::lock_guard lock(mutex_);
-  captures_ = false;
+  if (pool == current_) current_ = {};
+  if (captures_ > 0) --captures_;
   drop_retired();
 }
 
@@ -130,9 +137,8 @@ void* GraphMemory::allocate(Bytes size) noexcept {
     return nullptr;
   }
   // Outside of a capture nothing will tell what lives on.
-  const bool is_blank = captures_ && current_ != Pool{};
-  const Pool pool = is_blank ? current_ : Pool{};
-  const auto segment = segments_.emplace(begin, Segment{pool, in_bytes(count), {}}).first;
+  const bool is_blank = current_ != Pool{};
+  const auto segment = segments_.emplace(begin, Segment{current_, in_bytes(count), {}}).first;
   segment->second.chunks.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     Chunk chunk;
@@ -189,7 +195,8 @@ void GraphMemory::release(void* p) noexcept {
 }
 
 void GraphMemory::drop_retired() noexcept {
-  if (retired_.empty() || captures_) return;  // to wait for the device would spoil the capture
+  if (retired_.empty() || captures_ > 0) return;  // to wait for the device would spoil a capture
+  const RelaxedCapture relaxed(runtime_);         // on another device
   const DeviceGuard guard(runtime_, device_);
   if (guard.error() || runtime_.device_synchronize()) {
     runtime_.get_last_error();
@@ -344,15 +351,23 @@ void GraphMemory::note(Record& record, std::span<const Use> uses) {
   record.open = std::move(open);
 }
 
-void GraphMemory::settle(Pool pool, std::span<const Addresses> kept,
-                         std::optional<std::span<const Use>> uses) {
-  const std::lock_guard lock(mutex_);
-  const DeviceGuard guard(runtime_, device_);
-  // Earlier graphs of the pool may run.
+void GraphMemory::wait_for_graphs() {
+  if (captures_ > 0) {  // which the wait would spoil
+    throw Error("a graph that shares memory with earlier ones of its pool has to wait for GPU " +
+                std::to_string(device_) + ", where another graph is being captured");
+  }
   if (const auto error = runtime_.device_synchronize()) {
     runtime_.fail("waiting for the device", device_, error);
   }
+}
+
+void GraphMemory::settle(Pool pool, std::span<const Addresses> kept,
+                         std::optional<std::span<const Use>> uses) {
+  const std::lock_guard lock(mutex_);
+  const RelaxedCapture relaxed(runtime_);
+  const DeviceGuard guard(runtime_, device_);
   Record& record = records_[pool];
+  if (record.captures > 0) wait_for_graphs();
   record.is_complete = record.is_complete && uses;
   if (uses) {
     note(record, *uses);

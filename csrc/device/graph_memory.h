@@ -22,6 +22,9 @@
 //   a chunk of pool A   | activations | temporaries of the backward pass  |
 //   another one         | activations     | gradients, which live on ...
 //
+// Several captures may go on at once on a device, in several threads. One of them at a time is into
+// a pool that is known here; the segments that are requested meanwhile belong to that pool.
+//
 // Thread-safe. Never destroyed.
 #pragma once
 
@@ -74,18 +77,22 @@ class GraphMemory {
   GraphMemory(const GraphMemory&) = delete;
   GraphMemory& operator=(const GraphMemory&) = delete;
 
-  // The capture of a graph begins: segments that are requested from now on belong to `pool`.
+  // The capture of a graph begins: segments that are requested from now on belong to `pool`. {0, 0}
+  // is any pool whose segments come from elsewhere. Throws Error if another capture into a pool
+  // goes on, unless this one is into {0, 0}.
   void begin(Pool pool);
-  // It has ended, or failed.
-  void end() noexcept;
+  // The capture into `pool` has ended, or failed.
+  void end(Pool pool) noexcept;
   // A segment of at least `size` bytes; null if the device lacks the memory.
   void* allocate(Bytes size) noexcept;
-  // Waits for the device. While a graph is captured, the segment stays until the capture's end.
+  // Waits for the device. While graphs are captured on it, the segment stays until the last has
+  // ended.
   void release(void* p) noexcept;
 
   // A capture into `pool` has ended, and the blocks at `kept` live. `uses`: all that lived during
-  // the capture; none if they are not known. Waits for the device. Throws OutOfMemory if it lacks
-  // the memory; then the graph must not be replayed.
+  // the capture; none if they are not known. Waits for the device if the pool has earlier graphs.
+  // Throws OutOfMemory if the device lacks the memory, and Error if it has to be waited for while
+  // another graph is captured on it; then the graph must not be replayed.
   void settle(Pool pool, std::span<const Addresses> kept,
               std::optional<std::span<const Use>> uses = std::nullopt);
 
@@ -165,6 +172,8 @@ class GraphMemory {
   std::vector<Move> chunks_for(std::span<const Page> pages);
   // Throws OutOfMemory; then all pages have what they had.
   void apply(std::vector<Move> moves);
+  // Earlier graphs of a pool, whose memory is to change, may run.
+  void wait_for_graphs();
   static void note(Record& record, std::span<const Use> uses);
   void drop(Segments::iterator segment) noexcept;
   void drop_retired() noexcept;
@@ -175,8 +184,8 @@ class GraphMemory {
   std::size_t unit_ = 0;  // bytes of a chunk
   std::vector<CudaRuntime::Access> accesses_;
   mutable std::mutex mutex_;
-  Pool current_{};
-  bool captures_ = false;
+  Pool current_{};            // of the capture into a pool; {0, 0} if there is none
+  std::size_t captures_ = 0;  // that go on
   Segments segments_;
   std::map<Pool, Record> records_;
   std::vector<Shared> shared_;

@@ -6,6 +6,7 @@
     grown    the same in a forward of a batch larger than profiled: the pool has grown, its memory
              has moved, and torch's segments expand beside it, which `enable()` turns on
     own      the test itself is profiled, planned, and runs under its own plan
+    graphs   as idle, and the graphs that the test captures share memory
 
 Each state has a baseline: the state without stalloc that it has to equal. The other program runs
 there too, and ends before the test. `own` runs a test several times in one process, and so does its
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +36,7 @@ class State:
 
     name: str
     allocator: str  # torch, native, plain (a plain pluggable allocator) or compat
-    plan: str = ""  # idle, active, grown, own
+    plan: str = ""  # idle, active, grown, own, graphs
     runs: int = 1
     baseline: str = ""
     expandable: bool = False  # torch's segments, in a baseline
@@ -52,6 +53,7 @@ STATES = (
     State("torch", "torch"),
     State("native, idle", "native", "idle", baseline="torch"),
     State("native, active", "native", "active", baseline="torch"),
+    State("native, graphs", "native", "graphs", baseline="torch"),
     State("torch, expandable", "torch", expandable=True),
     State("native, grown", "native", "grown", baseline="torch, expandable"),
     State("torch, repeated", "torch", runs=REPEATED),
@@ -162,10 +164,16 @@ class _Planned(Surroundings):
         with stalloc.enable(profile.plan()):
             for _ in range(PLANNED):
                 _iteration()
-            with hooks.phase("forward") if self.state.plan == "active" else nullcontext():
+            with self._around():
                 self._count(once)
             stalloc.step()
             _iteration()
+
+    def _around(self) -> AbstractContextManager[object]:
+        """What the test runs in, beside the plan of the other program."""
+        if self.state.plan == "active":
+            return hooks.phase("forward")
+        return stalloc.share_graphs() if self.state.plan == "graphs" else nullcontext()
 
     def _run_grown(self, once: Callable[[], bool]) -> None:
         """Runs the test within a batch for which the pool has grown."""

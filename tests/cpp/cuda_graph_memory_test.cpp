@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -30,6 +31,13 @@ Addresses part(const void* p, Bytes from, Bytes to) {
   return {begin + static_cast<std::size_t>(from), begin + static_cast<std::size_t>(to)};
 }
 
+// The chunk behind each address, as the device maps it.
+std::uint64_t behind(std::uintptr_t address) {
+  const std::uint64_t handle = standin_memory_at(reinterpret_cast<void*>(address));
+  EXPECT_NE(handle, 0U) << "an address without memory";
+  return handle;
+}
+
 class Graphs : public testing::PretendedGpu {
  protected:
   void SetUp() override {
@@ -46,7 +54,7 @@ class Graphs : public testing::PretendedGpu {
   void* segment(std::uint64_t pool, Bytes size) {
     memory_->begin({pool, 0});
     void* p = memory_->allocate(size);
-    memory_->end();
+    memory_->end({pool, 0});
     return p;
   }
   static Bytes held() {
@@ -133,8 +141,75 @@ TEST_F(Graphs, SegmentsThatCannotGoDuringACaptureGoLater) {
   void* graph = nullptr;
   ASSERT_EQ(cudaStreamEndCapture(s, &graph), kCudaSuccess);
   EXPECT_EQ(held(), 20 * kMiB + kUnit);
-  memory_->end();
+  memory_->end({2, 0});
   EXPECT_EQ(held(), 2 * kMiB);
+}
+
+TEST_F(Graphs, ACaptureKeepsItsPoolWhileOthersBeginAndEnd) {
+  memory_->begin({1, 0});
+  void* a = memory_->allocate(4 * kMiB);
+  memory_->begin({0, 0});
+  EXPECT_THROW(memory_->begin({2, 0}), Error);
+  void* b = memory_->allocate(4 * kMiB);
+  memory_->end({0, 0});
+  void* c = memory_->allocate(4 * kMiB);
+  memory_->end({1, 0});
+  memory_->settle({1, 0}, std::array{part(b, 0, 1)});
+  EXPECT_EQ(memory_->figures().pools, 1U);
+  EXPECT_EQ(memory_->figures().own, kUnit);
+  EXPECT_EQ(memory_->figures().shared, 10 * kMiB) << "no address has the blank chunk";
+  for (void* p : {a, c}) EXPECT_NE(behind(part(p, 0, 1).begin), behind(part(b, 0, 1).begin));
+  EXPECT_NE(segment(2, 2 * kMiB), nullptr);
+}
+
+TEST_F(Graphs, SegmentsStayUntilTheLastCaptureHasEnded) {
+  void* a = segment(1, 20 * kMiB);
+  memory_->settle({1, 0}, {});
+  void* s = stream();
+  memory_->begin({0, 0});
+  ASSERT_EQ(cudaStreamBeginCapture(s, 2), kCudaSuccess);
+  memory_->begin({2, 0});
+  memory_->release(a);
+  memory_->end({2, 0});
+  EXPECT_EQ(held(), 20 * kMiB);
+  void* graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(s, &graph), kCudaSuccess);
+  memory_->end({0, 0});
+  EXPECT_EQ(held(), 0);
+}
+
+TEST_F(Graphs, OnlyAFirstGraphSettlesWhileAnotherIsCaptured) {
+  void* s = stream();
+  memory_->begin({0, 0});
+  ASSERT_EQ(cudaStreamBeginCapture(s, 2), kCudaSuccess);
+  void* a = segment(1, 4 * kMiB);
+  memory_->settle({1, 0}, std::array{part(a, 0, 1)});
+  EXPECT_EQ(memory_->figures().own, kUnit);
+  segment(1, 4 * kMiB);
+  EXPECT_THROW(memory_->settle({1, 0}, {}), Error) << "the first one may run";
+  void* graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(s, &graph), kCudaSuccess) << "the capture is whole";
+  memory_->end({0, 0});
+  memory_->settle({1, 0}, {});
+}
+
+TEST_F(Graphs, SettleWhileAnotherDeviceIsCaptured) {
+  standin_set_devices(2);
+  memory_->begin({1, 0});
+  ASSERT_NE(memory_->allocate(4 * kMiB), nullptr);
+  memory_->end({1, 0});
+  memory_->settle({1, 0}, {});
+  ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
+  void* s = stream();
+  ASSERT_EQ(cudaStreamBeginCapture(s, 0), kCudaSuccess);
+  ASSERT_EQ(cudaSetDevice(0), kCudaSuccess);
+  void* b = segment(1, 4 * kMiB);
+  memory_->settle({1, 0}, std::array{part(b, 0, 1)});
+  memory_->release(b);
+  ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
+  void* graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(s, &graph), kCudaSuccess) << "the capture is whole";
+  ASSERT_EQ(cudaSetDevice(0), kCudaSuccess);
 }
 
 TEST_F(Graphs, ADeviceWithoutMemoryRefusesAndLosesNothing) {
@@ -334,7 +409,7 @@ TEST_F(Graphs, RequestsOutsideOfCapturesShareNothing) {
   EXPECT_EQ(held(), 24 * kMiB);
   memory_->begin({0, 0});  // a graph whose pool is not ours
   void* b = memory_->allocate(4 * kMiB);
-  memory_->end();
+  memory_->end({0, 0});
   EXPECT_EQ(held(), 28 * kMiB);
   EXPECT_EQ(memory_->figures().own, 8 * kMiB);
   memory_->release(a);
@@ -348,7 +423,7 @@ TEST_F(Graphs, OtherDevicesReachTheMemory) {
   GraphMemory memory(CudaRuntime::get(), 0);
   memory.begin({1, 0});
   void* a = memory.allocate(2 * kMiB);
-  memory.end();
+  memory.end({1, 0});
   EXPECT_EQ(standin_accesses(a), 2) << "the blank chunk";
   memory.settle({1, 0}, {});
   EXPECT_EQ(standin_accesses(a), 2);
@@ -362,13 +437,6 @@ TEST_F(Graphs, UnknownPoolsAndAddressesAreIgnored) {
   EXPECT_EQ(memory_->figures().own, 0);
   int other = 0;
   memory_->release(&other);
-}
-
-// The chunk behind each address, as the device maps it.
-std::uint64_t behind(std::uintptr_t address) {
-  const std::uint64_t handle = standin_memory_at(reinterpret_cast<void*>(address));
-  EXPECT_NE(handle, 0U) << "an address without memory";
-  return handle;
 }
 
 std::set<std::uintptr_t> pages_of(const Addresses& at) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -297,6 +298,157 @@ def test_captures_of_others_have_their_own_pools() -> None:
     assert standin.misuses() == 0, standin.complaint()
 
 
+class Captured:
+    """A capture of its own stream that this thread begins and ends, while others go on."""
+
+    def __init__(self, device: int = 0, pool: Any = None) -> None:
+        self.graph, self.stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+        with self:
+            self.graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+
+    def __enter__(self) -> None:
+        self._context = torch.cuda.stream(self.stream)
+        self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
+
+    def kept(self, count: int) -> Tensor:
+        """A block of the capture that lives on, after a temporary."""
+        with self:
+            mib(40)
+            return mib(count)
+
+    def end(self) -> None:
+        with self:
+            self.graph.capture_end()
+
+
+def in_a_thread(body: Any) -> Any:
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(body).result()
+
+
+def chunks_of(block: Tensor) -> set[int]:
+    begin = block.data_ptr()
+    return {standin.memory_at(at) for at in range(begin, begin + block.numel(), MIB)}
+
+
+@isolated
+def test_a_capture_that_begins_during_another_has_torchs_memory() -> None:
+    stalloc.share_graphs()
+    first = Captured()
+    early = first.kept(2)
+
+    def meanwhile() -> tuple[Captured, Tensor]:
+        second = Captured()
+        kept = second.kept(3)
+        second.end()
+        return second, kept
+
+    second, theirs = in_a_thread(meanwhile)
+    late = first.kept(21)
+    first.end()
+    assert stalloc.graph_memory().pools == 1
+    assert all(chunks_of(early) | chunks_of(late)), "memory of stalloc's"
+    assert chunks_of(theirs) == {0}, "memory of torch's"
+    third, own = captured(lambda: temporaries(1))
+    assert stalloc.graph_memory().pools == 2
+    kept_apart = [chunks_of(block) for block in (early, late, own)]
+    assert len(set.union(*kept_apart)) >= 2 + 21 // 2
+    assert not (kept_apart[0] | kept_apart[1]) & kept_apart[2]
+    for graph in (first.graph, second.graph, third):
+        graph.replay()
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_a_capture_that_shares_outlasts_or_follows_one_of_torchs() -> None:
+    """Both orders of their ends; the segments that go meanwhile do so later."""
+    stalloc.share_graphs()
+    gone = captured(lambda: temporaries(1))[0]
+    for torchs_ends_first in (True, False):
+        torchs = Captured(pool=torch.cuda.graph_pool_handle())
+        shares = Captured()
+        kept = shares.kept(4)
+        gone.reset()
+        order = [torchs, shares] if torchs_ends_first else [shares, torchs]
+        for each in order:
+            each.kept(2)
+            each.end()
+        assert all(chunks_of(kept))
+        gone, result = captured(lambda: temporaries(1))
+        assert not chunks_of(kept) & chunks_of(result)
+        for graph in (torchs.graph, shares.graph, gone):
+            graph.replay()
+        del kept, result, torchs, shares, each, order, graph
+    torch.cuda.empty_cache()
+    assert stalloc.graph_memory().pools == 1
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_a_sharing_pool_takes_no_capture_during_another() -> None:
+    stalloc.share_graphs()
+    earlier = captured(lambda: temporaries(1))[0]
+    for pool in (None, torch.cuda.graph_pool_handle()):
+        first = Captured(pool=pool)
+        with pytest.raises(StallocError, match="another graph is being captured on GPU 0"):
+            in_a_thread(lambda: Captured(pool=earlier.pool()))
+        first.kept(2)
+        first.end()
+        first.graph.replay()
+    again, kept = captured(lambda: temporaries(1), pool=earlier.pool())
+    assert all(chunks_of(kept))
+    again.replay()
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_a_later_graph_of_a_pool_ends_while_another_is_captured() -> None:
+    """Its memory would have to be taken from graphs that may run, so it is reset."""
+    stalloc.share_graphs()
+    earlier, kept = captured(lambda: temporaries(1))
+    later = Captured(pool=earlier.pool())
+    later.kept(2)
+    other = Captured()
+    with pytest.raises(StallocError, match="where another graph is being captured"):
+        later.end()
+    with pytest.raises(RuntimeError):
+        later.graph.replay()
+    other.kept(2)
+    other.end()
+    before = chunks_of(kept)
+    again, _ = captured(lambda: temporaries(1), pool=earlier.pool())
+    assert chunks_of(kept) == before
+    for graph in (earlier, other.graph, again):
+        graph.replay()
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_captures_on_two_devices_share_at_once() -> None:
+    stalloc.share_graphs()
+    graphs = []
+    for _ in range(2):
+        both = [Captured(device) for device in (0, 1)]
+        kept = [each.kept(2) for each in both]
+        for each in both:
+            each.end()
+        graphs.append((both, kept))
+    for device in (0, 1):
+        memory = stalloc.graph_memory(device)
+        assert memory.pools == 2
+        assert memory.shared < 80 * MIB
+        blocks = [chunks_of(kept[device]) for _, kept in graphs]
+        assert not blocks[0] & blocks[1]
+    for both, _ in graphs:
+        for each in both:
+            with each:
+                each.graph.replay()
+    assert standin.misuses() == 0, standin.complaint()
+
+
 @isolated
 def test_replays_on_other_streams_wait() -> None:
     stalloc.share_graphs()
@@ -413,7 +565,7 @@ def test_a_device_without_memory_raises_and_goes_on() -> None:
     rest = mib(1)
     free, _ = torch.cuda.mem_get_info()
     rest = torch.empty(free - 4 * MIB, dtype=torch.uint8, device="cuda")
-    with pytest.raises(torch.OutOfMemoryError, match=r"a captured graph needs 2\.0 MiB more"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory: a captured graph needs 2"):
         captured(lambda: [mib(60), mib(4)])
     with pytest.raises(torch.OutOfMemoryError):
         captured(lambda: temporaries(8))
