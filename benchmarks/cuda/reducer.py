@@ -18,7 +18,7 @@ from comparison import use
 import stalloc
 
 LAYERS, RANKS, PARAMETERS, SAVED = 12, 8, 48 << 20, 40 << 20
-STEPS = 128  # memory moves within a pool for the first 75
+STEPS = 128  # enough to use up the moves of a run whose memory moves in each one
 
 
 def _make(size: int, stream: torch.cuda.Stream) -> torch.Tensor:

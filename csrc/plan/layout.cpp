@@ -143,7 +143,10 @@ bool exceeds_load(const Plan& plan, Bytes pool) {
 }
 
 bool has_idle(const Plan& plan) {
-  return (plan.recorded_load > 0 || !plan.groups.empty()) && exceeds_load(plan, plan.pool);
+  const bool changes =
+      !plan.groups.empty() || !plan.extents.empty() || plan.recorded_load < plan.load;
+  return changes && (plan.recorded_load > 0 || !plan.groups.empty()) &&
+         exceeds_load(plan, plan.pool);
 }
 
 }  // namespace stalloc::plan

@@ -47,8 +47,9 @@ RangeSet static_addresses_of(const Plan& plan);
 // the recording.
 bool exceeds_load(const Plan& plan, Bytes pool);
 
-// True if that holds for the plan's pool: its addresses need not all have memory. If the
-// recording's load is not known, the dynamic groups alone tell.
+// True if that holds for the plan's pool, and its addresses need not all have memory. If the
+// recording's load is not known, the dynamic groups alone tell. An iteration that never changes
+// uses all of them, even if they exceed its load: its streams may not share addresses.
 bool has_idle(const Plan& plan);
 
 }  // namespace stalloc::plan

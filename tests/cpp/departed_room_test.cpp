@@ -126,6 +126,7 @@ TEST_F(DepartedRoom, IsGivenUpForWhatComesFirst) {
 // The addresses of a plan whose extents never came together in its recording.
 TEST_F(DepartedRoom, IsAllThatAPlanBeginsWithIfItsRecordingNeededLess) {
   plan::Plan plan = five_blocks();
+  plan.load = 80 * kMiB;
   for (const Bytes recorded : {71, 72}) {
     plan.recorded_load = recorded * kMiB;
     allocator_.enable(plan);

@@ -99,6 +99,24 @@ TEST_F(FilledPool, says_that_the_device_is_full_and_goes_on_when_it_is_not) {
   EXPECT_EQ(train().back(), 64 * kMiB);
 }
 
+// Two streams that may not share addresses use theirs one after the other.
+TEST(PoolOfSeveralStreams, has_all_of_its_memory_unless_iterations_differ) {
+  const auto memory = [](Bytes recorded_load) {
+    device::PretendMemory device{200 * kMiB, /*grows=*/true};
+    runtime::PlannedAllocator allocator{device};
+    std::vector<plan::Decision> decisions = {testing::decision(32 * kMiB, 0, 0, 1),
+                                             testing::decision(32 * kMiB, 32 * kMiB, 2, 3)};
+    decisions[1].stream = 7;
+    plan::Plan plan = testing::plan_of(decisions, 4);
+    plan.load = 32 * kMiB;
+    plan.recorded_load = recorded_load;
+    allocator.enable(plan);
+    return device.used();
+  };
+  EXPECT_EQ(memory(32 * kMiB), 64 * kMiB) << "memory moves between the streams all the time";
+  EXPECT_LT(memory(16 * kMiB), 64 * kMiB) << "an iteration may lack one of the requests";
+}
+
 // An iteration frees what lives on from the one before. What it requests: a transient, one that the
 // plan lacks, an evaluation's, and one that lives on.
 TEST(PoolAheadOfItsPlan, serves_what_lives_on_into_its_first_iteration) {
