@@ -63,8 +63,8 @@ def main(
         _profile(train, args.profile)
         return
     if args.measure is not None:
-        print(json.dumps(_measure(train, steps, args.measure)))
-        return
+        print(json.dumps(_measure(train, steps, args.measure)), flush=True)
+        os._exit(0)  # torch aborts where autograd's worker still holds Python's (pytorch#173568)
     rows = _compare(script)
     _print(rows)
     if args.output:
