@@ -1,8 +1,8 @@
 """Operators that request other memory on a GPU than torch's kernels for the meta device.
 
-Dropout, the choice of attention and RMSNorm are fused on a GPU. Losses and the gradient of an
-embedding have kernels with temporaries of their own. The scratch memory of CUB's sorts and scans is
-left out: some bytes for each index.
+Dropout and RMSNorm are fused on a GPU. Losses and the gradient of an embedding have kernels with
+temporaries of their own. The scratch memory of CUB's sorts and scans is left out: some bytes for
+each index. `_gpu_attention` has the kernels of attention, `_gpu_reductions` those of sums.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 _ATEN = torch.ops.aten
-_torch: Any = torch  # for the parts that have no types
 
-_MOST = 256  # elements of a head in flash-attention 2
 _UNSORTED = 3072  # indices of an embedding whose gradients are added without sorting them
 _KEPT_OF_GRU = 5  # numbers of each element of the state that a fused cell keeps
 _ROWS = 10  # of them that one thread adds, where they are sorted
@@ -80,56 +78,6 @@ def _elements(x: Tensor, target: Tensor) -> Tensor:
     return x - target  # its shape, strides and type
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """The kernel that a GPU takes: one that never holds the scores, if the inputs allow it."""
-    allowed = _torch.backends.cuda
-    size = query.shape[-1]
-    valid = query.dtype == key.dtype == value.dtype and not (is_causal and attn_mask is not None)
-    plain = valid and query.dim() == 4 and size == key.shape[-1] == value.shape[-1]
-    short = query.dtype in (torch.float16, torch.bfloat16)
-    result: Tensor
-    if plain and short and attn_mask is None and size <= _MOST and allowed.flash_sdp_enabled():
-        scale = size**-0.5 if scale is None else scale
-        inputs = [_padded(tensor) for tensor in (query, key, value)]
-        result = _ATEN._scaled_dot_product_flash_attention.default(
-            *inputs, dropout_p, is_causal, scale=scale
-        )[0]
-        return result[..., :size]
-    short = short or query.dtype == torch.float32
-    if plain and short and not enable_gqa and allowed.mem_efficient_sdp_enabled():
-        trains = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            attn_mask = torch.where(attn_mask, 0.0, -torch.inf).to(query.dtype)
-        if attn_mask is not None:
-            shape = (*query.shape[:2], query.shape[2], key.shape[2])
-            attn_mask = attn_mask.expand(shape)
-        result = _ATEN._scaled_dot_product_efficient_attention.default(
-            query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
-        )[0]
-        return result
-    result = _ATEN._scaled_dot_product_attention_math.default(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]
-    return result
-
-
-def _padded(x: Tensor) -> Tensor:
-    """Flash-attention's kernels take heads of multiples of 8 elements."""
-    missing = -x.shape[-1] % 8
-    padded: Tensor = torch.nn.functional.pad(x, (0, missing)) if missing else x
-    return padded
-
-
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
     """Dropout in one kernel, which keeps a mask of bytes."""
     if not 0 <= p <= 1:
@@ -144,6 +92,14 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return result
 
 
+def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """The kernel's mask is made before its result."""
+    if train is False or x.numel() == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = torch.empty_like(x, dtype=torch.bool)
+    return torch.empty_like(x), mask
+
+
 def _fused_rms_norm(
     x: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
@@ -152,6 +108,16 @@ def _fused_rms_norm(
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     shape = (*x.shape[:kept], *[1] * len(normalized_shape))
     return result, x.new_empty(shape, dtype=_sum_type(x))
+
+
+def _softmax_backward(
+    gradient: Tensor, result: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """The gradient, with a product beside it."""
+    made = gradient.new_empty(gradient.shape, dtype=input_dtype)
+    product = gradient * result
+    del product
+    return made
 
 
 def _mish_backward(gradient: Tensor, x: Tensor) -> Tensor:
@@ -192,20 +158,6 @@ def _embedding_dense_backward(
     return result
 
 
-def _flash_attention_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients, with a sum for each query and a gradient of it in high precision meanwhile."""
-    results = [torch.empty_like(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value)]
-    batch, heads, length, size = query.shape
-    length += -length % 128
-    size += -size % (32 if size <= 128 else 64)
-    sums = query.new_empty((batch, heads, length), dtype=torch.float32)
-    added = query.new_empty((batch, length, heads, size), dtype=torch.float32)
-    del sums, added
-    return results[0], results[1], results[2]
-
-
 def _gru_cell(
     inputs: Tensor,
     hidden: Tensor,
@@ -241,15 +193,15 @@ KERNELS: tuple[tuple[Any, Any, str], ...] = (
     (_ATEN.binary_cross_entropy.default, _reduced_in_place, "Meta"),
     (_ATEN.binary_cross_entropy_with_logits.default, _with_logits, "Meta"),
     (_ATEN.logsumexp.default, _logsumexp, "Meta"),
+    (_ATEN.native_dropout.default, _native_dropout, "Meta"),
     (_ATEN._fused_rms_norm.default, _fused_rms_norm, "Meta"),
+    (_ATEN._softmax_backward_data.default, _softmax_backward, "Meta"),
     (_ATEN.mish_backward.default, _mish_backward, "Meta"),
     (_ATEN.embedding.default, _embedding, "Meta"),
     (_ATEN.embedding_dense_backward.default, _embedding_dense_backward, "Meta"),
-    (_ATEN._scaled_dot_product_flash_attention_backward.default, _flash_attention_backward, "Meta"),
     (_ATEN._thnn_fused_gru_cell.default, _gru_cell, "Meta"),
     (_ATEN._thnn_fused_gru_cell_backward.default, _gru_cell_backward, "Meta"),
     (_ATEN.dropout.default, _dropout, "AutogradMeta"),
-    (_ATEN.scaled_dot_product_attention.default, attention, "AutogradMeta"),
 )
 # Operators of which torch has a kernel for a GPU, and composes the others'. Where it is a build
 # without CUDA it composes a GPU's, too, unless there is a kernel.

@@ -8,7 +8,8 @@ its result is one request, as is the storage of an `out` that it enlarges. Opera
 composes of others in C++ are composed on a GPU as well, and keep their temporaries. So do
 functions in Python that call several operators.
 
-Some operators differ from device to device, and are given the way of a GPU: `_gpu_operators.py`.
+Some operators differ from device to device, and are given the way of a GPU: `_gpu_operators`,
+`_gpu_attention` and `_gpu_reductions`.
 
 A kernel in Python takes up to a millisecond, and a training run calls it with the same shapes again
 and again. So the shapes of new results are kept for arguments that look the same.
@@ -19,9 +20,7 @@ call; runs under a plan never are on the meta device.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -30,8 +29,9 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey
 
-from stalloc import _gpu_operators
+from stalloc import _gpu_attention, _gpu_operators, _gpu_reductions
 from stalloc._torch_modules import torch_module
+from stalloc._unrecorded import is_unrecorded, unrecorded
 
 _Kernel = Callable[..., Any]
 
@@ -39,7 +39,7 @@ _ATEN = torch.ops.aten
 
 _torch: Any = torch  # for the parts that have no types
 _libraries: list[Any] = []
-_inside = threading.local()
+_OF_GPU = (*_gpu_operators.KERNELS, *_gpu_attention.KERNELS, *_gpu_reductions.KERNELS)
 
 
 def install() -> None:
@@ -52,7 +52,7 @@ def install() -> None:
     for operator, kernel in _python_kernels():
         wrapped = _without_temporaries(kernel, is_new=_returns_new_tensors(operator))
         library.impl(operator, wrapped, "Meta", allow_override=True)
-    for operator, kernel, key in _gpu_operators.KERNELS:
+    for operator, kernel, key in _OF_GPU:
         if operator in _gpu_operators.COMPOSED:
             # impl() refuses operators that torch composes of others elsewhere.
             library.m.impl(operator.name().partition("::")[2], key, kernel, False)
@@ -65,22 +65,6 @@ def uninstall() -> None:
     while _libraries:
         _libraries.pop()._destroy()
     torch_module().uninstall_meta()
-
-
-@contextmanager
-def unrecorded() -> Iterator[None]:
-    """Requests nothing meanwhile on the meta device, on this thread; may be nested."""
-    module = torch_module()
-    outermost = not getattr(_inside, "kernel", False)
-    if outermost:
-        _inside.kernel = True
-        module.mute_meta(True)
-    try:
-        yield
-    finally:
-        if outermost:
-            module.mute_meta(False)
-            _inside.kernel = False
 
 
 def _python_kernels() -> Iterator[tuple[torch._ops.OpOverload, _Kernel]]:
@@ -105,7 +89,7 @@ def _without_temporaries(kernel: _Kernel, *, is_new: bool) -> _Kernel:
 
     @wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_inside, "kernel", False):
+        if is_unrecorded():
             return kernel(*args, **kwargs)
         look = _look(args, kwargs) if is_new else None
         if look is not None and (found := shapes.get(look)) is not None:

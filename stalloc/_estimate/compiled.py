@@ -40,8 +40,8 @@ from stalloc._estimate import flexible
 from stalloc._estimate.gpu import PretendedGpu, own_gpu
 from stalloc._estimate.streams import Context
 from stalloc._frameworks.patches import Patches
-from stalloc._meta_kernels import unrecorded
 from stalloc._torch_modules import torch_module
+from stalloc._unrecorded import unrecorded
 
 _torch: Any = torch
 _DEVICE: Any = torch.ops.prim.device.default

@@ -37,7 +37,7 @@ from stalloc import _core
 from stalloc._estimate import choices, collectives
 from stalloc._estimate.threads import Fakes
 from stalloc._estimate.values import Unanswerable, Values, script_line
-from stalloc._meta_kernels import unrecorded
+from stalloc._unrecorded import unrecorded
 
 _ATEN: Any = torch.ops.aten
 _torch: Any = torch  # for the parts that have no types

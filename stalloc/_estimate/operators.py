@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from stalloc._estimate import choices
 from stalloc._estimate.gpu import MOST_COPIED, PretendedGpu, answers, engine_asks, own_gpu
 from stalloc._estimate.values import keep_values
-from stalloc._meta_kernels import unrecorded
+from stalloc._unrecorded import unrecorded
 
 _ATEN: Any = torch.ops.aten
 _torch: Any = torch  # for the parts that have no types

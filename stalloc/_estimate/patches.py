@@ -33,7 +33,8 @@ from stalloc._estimate.gpu import PretendedGpu, choose_own_gpu, own_gpu
 from stalloc._estimate.values import Unanswerable
 from stalloc._estimate.world import World
 from stalloc._frameworks.patches import Patches
-from stalloc._gpu_operators import COMPOSED, attention
+from stalloc._gpu_attention import attention
+from stalloc._gpu_operators import COMPOSED
 from stalloc._torch_modules import torch_module
 
 _torch: Any = torch

@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils import _pytree as pytree
 
-from stalloc import _core, profiling, replaying
+from stalloc import _core, _gpu_reductions, profiling, replaying
 from stalloc._estimate import extras, minimizers
 from stalloc._estimate.advice import Advice, Adviser, Recorded
 from stalloc._estimate.answer import Estimate, answer
@@ -77,7 +77,11 @@ class Recording:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*parameter in checkpoint to a meta.*")
             warnings.filterwarnings("ignore", message=".*a no-op.*")
-            with self.profile, pretended(self.gpu, self._like, self._world):
+            with (
+                _gpu_reductions.on(self._like.processors, self._like.capability),
+                self.profile,
+                pretended(self.gpu, self._like, self._world),
+            ):
                 steps = register_optimizer_step_pre_hook(minimizers.keep_going)
                 stepped = register_optimizer_step_post_hook(self._note_states)
                 try:
