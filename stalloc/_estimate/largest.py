@@ -3,7 +3,9 @@
 The run is recorded at a few values. Its requests are the same at each, but for their sizes, which
 follow laws of the value (`stalloc.laws`). So the requests at any larger value are known without a
 run, and an allocator's model tells whether they fit. A few sizes may follow no law, as scratch
-memory that a kernel rounds: they are taken to grow on. The value found is then recorded, too.
+memory that a kernel rounds: they are taken to grow on. The scratch memory of sums, which begins at
+some size, is left out of these recordings. The value found is then recorded as it runs. If it does
+not fit, smaller ones are recorded until the largest is known within 1 %.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from stalloc import _core
+from stalloc import _core, _gpu_reductions
 from stalloc._estimate import answer
 from stalloc._estimate.answer import FITS, Estimate
 from stalloc._estimate.extras import Extra
@@ -29,8 +31,8 @@ _UNSEEN = -1
 _LARGEST = 1 << 40
 _LAWLESS = 0.1
 """The largest share of the requested bytes whose sizes may follow no law."""
-_TRIES = 6
-"""Values that are recorded if the laws promised too much."""
+_TRIES = 10
+"""Values that are recorded at most if the laws promised too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,12 @@ def find(
     Raises:
         Unanswerable: It does not fit with the smallest value, or the requests follow no laws.
     """
-    estimates = {value: run(value) for value in values}
+
+    def without_sums(value: int) -> Estimate:
+        with _gpu_reductions.left_out():
+            return run(value)
+
+    estimates = {value: without_sums(value) for value in values}
     card = estimates[values[-1]].card
     assert card is not None
     if estimates[values[0]].need(allocator).verdict != FITS:
@@ -141,25 +148,58 @@ def find(
         if value in estimates:
             return estimates[value].need(allocator).verdict == FITS
         if value < values[-1]:
-            estimates[value] = run(value)
+            estimates[value] = without_sums(value)
             return fits(value)
         steps = (value - values[-1]) / (values[-1] - values[-2])
         extras = _grown(before.extras, last.extras, steps)
         return answer.fits(family.at(value), allocator, card, extras)
 
     value = _bisect(fits, values[0])
-    predicted = 0
-    if value not in estimates:
-        predicted = answer.reserved(family.at(value), allocator)
+    known = estimates.get(value)
+    predicted = (
+        known.need(allocator).reserved
+        if known is not None
+        else answer.reserved(family.at(value), allocator)
+    )
+    recorded = _record_around(run, value, values[0], allocator)
+    value = max(n for n in recorded if recorded[n].need(allocator).verdict == FITS)
+    seen = tuple(sorted({*estimates, *recorded}))
+    return Largest(value, recorded[value], seen, family.proven, predicted)
+
+
+def _record_around(
+    run: Callable[[int], Estimate], value: int, least: int, allocator: str
+) -> dict[int, Estimate]:
+    """Records the value that the laws tell, and smaller ones if it does not fit.
+
+    Args:
+        run: Records the run with a value.
+        value: At least as large as the largest that fits.
+        least: The smallest to be tried, which is tried last.
+        allocator: The one whose verdict counts.
+
+    Returns:
+        What was recorded, by value. Of these, at least one fits.
+
+    Raises:
+        Unanswerable: None fits.
+    """
+    recorded: dict[int, Estimate] = {}
+    low, high = 0, value + 1
     for number in range(_TRIES):
-        if value not in estimates:
-            estimates[value] = _recorded(run, value)
-        if estimates[value].need(allocator).verdict == FITS:
-            break
-        value -= max(1, (value << number) // 100)
-    else:
-        value = max(n for n in estimates if estimates[n].need(allocator).verdict == FITS)
-    return Largest(value, estimates[value], tuple(sorted(estimates)), family.proven, predicted)
+        recorded[value] = _recorded(run, value)
+        if recorded[value].need(allocator).verdict == FITS:
+            low = value
+        else:
+            high = value
+        if low and high - low <= max(1, low // 100):
+            return recorded
+        value = (low + high) // 2 if low else max(least, high - max(1, (high << number) // 100))
+    if not low:
+        recorded[least] = _recorded(run, least)
+        if recorded[least].need(allocator).verdict != FITS:
+            raise Unanswerable(f"it does not fit with {least} already")
+    return recorded
 
 
 def _grown(before: Extras, last: Extras, steps: float) -> Extras:
