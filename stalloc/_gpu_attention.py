@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stalloc import _gpu_reductions
 from stalloc._unrecorded import unrecorded
 
 _ATEN = torch.ops.aten
@@ -203,15 +204,54 @@ def _flash_attention(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """The result, a sum for each query, and the generator's state, made twice for dropout."""
+    """The result, a sum for each query, and the generator's state, made twice for dropout.
+
+    Without dropout, the keys may be divided among thread blocks. Each part has sums and a result.
+    """
     result = torch.empty_like(query.transpose(1, 2)).transpose(1, 2)
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
+    parts = 1 if dropout_p > 0 else _parts_of_keys(query, key)
+    divided: list[Tensor] = []
+    if parts > 1:
+        shape = (parts, *query.shape[:3])
+        divided += [query.new_empty(shape, dtype=torch.float32)]
+        divided += [query.new_empty((*shape, _rounded_size(query)), dtype=torch.float32)]
     state = query.new_empty(2, dtype=torch.uint64)
     unused = query.new_empty((), dtype=torch.uint64)
     if dropout_p > 0:
         state = query.new_empty(2, dtype=torch.uint64)
+    while divided:
+        divided.pop(0)
     lengths = query.shape[2], key.shape[2]
     return result, sums, None, None, *lengths, state, unused, query.new_empty(0)
+
+
+def _rounded_size(query: Tensor) -> int:
+    """Elements that a head has in high precision."""
+    size = query.shape[3]
+    return size + -size % (32 if size <= 128 else 64)
+
+
+def _parts_of_keys(query: Tensor, key: Tensor) -> int:
+    """The parts of the keys that different thread blocks have, if the queries keep few busy.
+
+    As many as give nearly the most work to each wave of blocks (`num_splits_heuristic` of
+    flash-attention).
+    """
+    batch, heads, length, size = query.shape
+    blocks = batch * heads * -(-length // 64)
+    processors = 2 * _gpu_reductions.processors()
+    columns = -(-key.shape[2] // (256 if size <= 64 else 128 if size <= 128 else 64))
+    if blocks >= 0.8 * processors:
+        return 1
+    efficiencies = {}
+    for parts in range(1, min(128, processors, columns) + 1):
+        # A part more that leaves the longest one as long changes nothing.
+        if parts == 1 or -(-columns // parts) != -(-columns // (parts - 1)):
+            waves = blocks * parts / processors
+            efficiencies[parts] = waves / -(-blocks * parts // processors)
+    enough = 0.85 * max(efficiencies.values())
+    return next(parts for parts, value in efficiencies.items() if value >= enough)
 
 
 def _flash_attention_backward(
@@ -221,7 +261,7 @@ def _flash_attention_backward(
     results = [torch.empty_like(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value)]
     batch, heads, length, size = query.shape
     length += -length % 128
-    size += -size % (32 if size <= 128 else 64)
+    size = _rounded_size(query)
     sums = query.new_empty((batch, heads, length), dtype=torch.float32)
     added = query.new_empty((batch, length, heads, size), dtype=torch.float32)
     parts = _parts_of_heads(query, key)

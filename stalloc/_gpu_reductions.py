@@ -76,6 +76,11 @@ def on(count: int, capability: tuple[int, int]) -> Iterator[None]:
         _processors = before
 
 
+def processors() -> int:
+    """The number of the GPU's streaming multiprocessors."""
+    return _processors.count
+
+
 def scratch(x: Tensor, dims: Sequence[int], size: int) -> tuple[int, int] | None:
     """The bytes of the buffer and of the counters, or None if no sum is divided among blocks.
 

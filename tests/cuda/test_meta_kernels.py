@@ -123,9 +123,11 @@ def test_masked_attention_of_16_bits(length: int, size: int, mask: torch.dtype) 
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.1])
-@pytest.mark.parametrize("size", [32, 64, 128])
-def test_flash_attention(size: int, drop: float) -> None:
-    check(attending(size=size, dtype=torch.bfloat16, dropout_p=drop, is_causal=True))
+@pytest.mark.parametrize("size", [32, 64, 96, 128, 192])
+@pytest.mark.parametrize("length", [256, 1000, 2048, 4096])
+def test_flash_attention(length: int, size: int, drop: float) -> None:
+    options = {"dropout_p": drop, "is_causal": True}
+    check(attending(length=length, size=size, dtype=torch.bfloat16, **options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
