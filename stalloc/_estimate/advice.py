@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stalloc._estimate import answer, states
+from stalloc._estimate.accumulation import accumulated
 from stalloc._estimate.answer import Estimate
 from stalloc._estimate.extras import Extra, nccl
 from stalloc._estimate.means import Activations
@@ -191,14 +192,18 @@ class Adviser:
         more = kept.gathered * activations.largest
         more += max(0, kept.gathered - 1) * activations.outside
         more += kept.buckets * gradients
+        trace = estimate.trace
         if attempt.microbatches > 1:  # those of the first ones live while the next one runs
-            more += max(0, gradients - estimate.parts.get(GRADIENTS, 0))
+            summed = accumulated(trace)
+            trace = trace if summed is None else summed
+            if summed is None:
+                more += max(0, gradients - estimate.parts.get(GRADIENTS, 0))
         extras = list(estimate.extras)
         if kept.gpus > 1 and not self.sharded and (network := nccl(kept.gpus)) is not None:
             extras.append(network)
         beside = sum(extra.high for extra in extras)
         extras.append(Extra("what the means add", more, more, ""))
-        trace = kept.changed(estimate.trace)
+        trace = kept.changed(trace)
         if not answer.fits(trace, self.allocator, card, tuple(extras)):
             return None
         held = answer.reserved(trace, self.allocator) + more

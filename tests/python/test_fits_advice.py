@@ -18,6 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import stalloc
+from stalloc._estimate import answer
+from stalloc._estimate.accumulation import accumulated
+from stalloc._estimate.answer import Estimate
 from stalloc._estimate.arguments import divided
 from stalloc._estimate.means import blocks_of
 
@@ -247,6 +250,18 @@ for _ in range(5):
 def by_microbatches() -> int:
     build = training(lambda: Net().cuda(), rows=ROWS // 2, microbatches=2)
     return needed(build).reserved
+
+
+@isolated
+def test_summed_gradients_take_what_those_of_microbatches_do() -> None:
+    def estimate(microbatches: int) -> Estimate:
+        build = training(lambda: Net().cuda(), rows=ROWS // 2, microbatches=microbatches)
+        return stalloc.estimate(build, gpu="1400MiB", plan=False)
+
+    direct, summed = estimate(2), accumulated(estimate(1).trace)
+    assert summed is not None
+    for allocator in ("torch", "torch, expandable segments"):
+        assert answer.reserved(summed, allocator) == direct.need(allocator).reserved
 
 
 def test_a_script_is_advised(tmp_path: Path) -> None:
