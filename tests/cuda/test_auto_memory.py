@@ -611,7 +611,7 @@ model = Wide().cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 stalloc.auto(model)
 for iteration in range(10_000):
-    model(torch.ones(5120, 1024, device="cuda")).sum().backward()
+    model(torch.ones(4300, 1024, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     if iteration == 1:
