@@ -179,7 +179,7 @@ def _record_around(
         allocator: The one whose verdict counts.
 
     Returns:
-        What was recorded, by value. Of these, at least one fits.
+        The estimates that were recorded, by value. At least one of them fits.
 
     Raises:
         Unanswerable: None fits.

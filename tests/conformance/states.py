@@ -170,7 +170,7 @@ class _Planned(Surroundings):
             _iteration()
 
     def _around(self) -> AbstractContextManager[object]:
-        """What the test runs in, beside the plan of the other program."""
+        """The surroundings of the test, beside the plan of the other program."""
         if self.state.plan == "active":
             return hooks.phase("forward")
         return stalloc.share_graphs() if self.state.plan == "graphs" else nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -16,12 +17,9 @@ import stalloc
 WIDTH = 1024
 
 
-@pytest.mark.parametrize("streams", ["separate", "ordered", "auto"])
-@isolated
-def test_every_stream_is_served_and_turns_make_the_pool_smaller(
-    streams: Literal["separate", "ordered", "auto"],
-) -> None:
-    model = sharded(8, WIDTH)  # whose collectives do nothing: no result is ever looked at
+def training() -> tuple[torch.nn.Module, Callable[[], None]]:
+    """A model whose collectives do nothing, as no result is ever looked at; and its step."""
+    model = sharded(8, WIDTH)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
@@ -29,6 +27,19 @@ def test_every_stream_is_served_and_turns_make_the_pool_smaller(
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+    return model, step
+
+
+@pytest.mark.parametrize("streams", ["separate", "ordered", "auto"])
+@isolated
+def test_every_stream_is_served_and_turns_make_the_pool_smaller(
+    streams: Literal["separate", "ordered", "auto"],
+) -> None:
+    model, train = training()
+
+    def step() -> None:
+        train()
         stalloc.step()
 
     with stalloc.profile(model) as prof:
@@ -64,15 +75,7 @@ def test_every_stream_is_served_and_turns_make_the_pool_smaller(
 @isolated
 def test_auto_lets_streams_share_addresses() -> None:
     stalloc.auto(device="cuda")
-    model = sharded(8, WIDTH)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step() -> None:
-        x = torch.empty(4096, WIDTH, device="cuda")
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    _, step = training()
     for _ in range(10_000):  # until the plan is solved, beside the training
         step()
         if stalloc.status()["stage"] in ("serving", "resting"):
