@@ -12,7 +12,7 @@ import contextlib
 import copy
 import gc
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -278,6 +278,7 @@ def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
         return make(data, *args, **kwargs)
 
     _replace_operator(patches, torch, "tensor", made)
+    patches.replace(FakeTensor, "__new__", staticmethod(_made_by_type(FakeTensor.__new__)))
     patches.replace(FakeTensor, "__deepcopy__", _copied)
     patches.replace(FakeTensor, "numpy", lambda tensor, **_: gpu.values.copy(tensor).numpy())
     patches.replace(FakeTensor, "tolist", lambda tensor: gpu.values.copy(tensor).tolist())
@@ -429,6 +430,20 @@ def _address(tensor: Any) -> int:
 
 def _address_of(storage: Any) -> int:
     return int(storage._cdata) << 12  # far from all others
+
+
+def _made_by_type(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets `type(parameter)(data, requires_grad=...)` make a parameter, as `nn.Parameter` does.
+
+    Accelerate and Transformers make parameters without memory so.
+    """
+
+    def made(cls: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(first, Tensor):
+            return nn.Parameter(first, kwargs.get("requires_grad", True))
+        return make(cls, first, *args, **kwargs)
+
+    return made
 
 
 def _copied(tensor: Any, memo: dict[int, Any]) -> Any:

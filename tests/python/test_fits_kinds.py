@@ -221,3 +221,27 @@ def test_values_have_equal_steps(value: int) -> None:
         assert 0 < first < second < third
         assert second - first == third - second
     assert len(tries) == 1 or tries[-2][0] <= value
+
+
+@isolated
+def test_parameters_may_be_made_without_memory_by_their_type() -> None:
+    """Transformers and Accelerate load models so."""
+
+    def build() -> Any:
+        layer = nn.Linear(64, 64)
+        values = {name: torch.zeros_like(p) for name, p in layer.named_parameters()}
+        for name, p in layer.named_parameters():
+            keywords = vars(p) | {"requires_grad": p.requires_grad}
+            layer.register_parameter(name, type(p)(p.to("meta"), **keywords))
+        layer.load_state_dict(values, assign=True)
+        layer.cuda()
+
+        def step() -> None:
+            layer(torch.zeros(8, 64, device="cuda")).sum().backward()
+            layer.zero_grad()
+            stalloc.step()
+
+        return step
+
+    found = stalloc.estimate(build, gpu="1GiB", plan=False)
+    assert found.parts["weights and buffers"] == 4 * (64 * 64 + 64)
