@@ -84,6 +84,24 @@ _SHAMPOO = "distributed_shampoo/examples/cifar10_example.py"
 _RANDOM_CIFAR = "random pictures in the format of CIFAR-10, whose checksum is not compared"
 _WLM = "--data ./data/wikitext-2 --epochs 1 --log-interval 10"
 
+
+def _sharded_cifar(name: str, arguments: str) -> Script:
+    """The example of facebookresearch/optimizers under FSDP2, on two processes over gloo."""
+    return Script(
+        name,
+        "facebookresearch/optimizers",
+        _SHAMPOO,
+        f"parallelism=fully_shard backend=gloo local_batch_size=16 {arguments}",
+        None,
+        data="cifar",
+        processes=2,
+        start=".",
+        paths=(".",),
+        environment={"SCRIPTS_UNCHECKED": "1"},
+        note=f"two processes; {_RANDOM_CIFAR}",
+    )
+
+
 SCRIPTS: tuple[Script, ...] = (
     Script(
         "nanogpt-char",
@@ -399,33 +417,11 @@ SCRIPTS: tuple[Script, ...] = (
         paths=("distributed/tensor_parallelism",),
         note=f"four processes; {_GLOO}",
     ),
-    Script(
-        "fsdp2-cifar",
-        "facebookresearch/optimizers",
-        _SHAMPOO,
-        "parallelism=fully_shard backend=gloo optimizer=adamw local_batch_size=16",
-        None,
-        data="cifar",
-        processes=2,
-        start=".",
-        paths=(".",),
-        environment={"SCRIPTS_UNCHECKED": "1"},
-        note=f"two processes; {_RANDOM_CIFAR}",
-    ),
-    Script(
+    _sharded_cifar("fsdp2-cifar", "optimizer=adamw"),
+    _sharded_cifar(
         "fsdp2-shampoo",
-        "facebookresearch/optimizers",
-        _SHAMPOO,
-        "parallelism=fully_shard backend=gloo optimizer=shampoo local_batch_size=16 "
-        "optimizer.precondition_frequency=15 optimizer.max_preconditioner_dim=64 out_channels=8 "
-        "checkpoint_dir=out",
-        None,
-        data="cifar",
-        processes=2,
-        start=".",
-        paths=(".",),
-        environment={"SCRIPTS_UNCHECKED": "1"},
-        note=f"two processes; {_RANDOM_CIFAR}",
+        "optimizer=shampoo optimizer.precondition_frequency=15 "
+        "optimizer.max_preconditioner_dim=64 out_channels=8 checkpoint_dir=out",
     ),
 )
 
