@@ -166,7 +166,7 @@ bool CompatGpu::record_stream(void* p, device::StreamHandle stream) {
   const auto unknown = torch_.is_foreign ? runtime::StreamTable::Lifetime::kUnknown
                                          : runtime::StreamTable::Lifetime::kMayVanish;
   return runtime_.allocator().record_stream(
-      p, is_own ? runtime_.streams().id_of(stream, unknown) : kNone);
+      p, is_own ? runtime_.streams().user_of(stream, unknown) : kNone);
 }
 
 runtime::Inspection::Piece CompatGpu::piece_of(const void* p) const {

@@ -88,23 +88,22 @@ bool StreamOrder::take(const Block& block, bool capturing) {
 }
 
 void StreamOrder::record_all(Events& events) {
-  for (StreamId i = 0; i < table_.count(); ++i) {
-    events.push_back(table_.may_vanish(i) ? nullptr : streams_.record(table_.handle_of(i)));
-  }
+  table_.visit([&](StreamId i) {
+    events.push_back({i, table_.may_vanish(i) ? nullptr : streams_.record(table_.handle_of(i))});
+  });
 }
 
 void StreamOrder::recycle(Events& events) {
-  for (const device::EventHandle event : events) {
+  for (const auto& [stream, event] : events) {
     if (event) streams_.recycle(event);
   }
   events.clear();
 }
 
 bool StreamOrder::wait_for_all(StreamId stream, const Events& events) {
-  for (std::size_t i = 0; i < events.size(); ++i) {
-    const auto other = static_cast<StreamId>(i);
+  for (const auto& [other, event] : events) {
     if (other == stream || table_.may_vanish(other)) continue;
-    if (!events[i] || !streams_.wait(table_.handle_of(stream), events[i])) return false;
+    if (!event || !streams_.wait(table_.handle_of(stream), event)) return false;
     ++waits_;
   }
   return true;

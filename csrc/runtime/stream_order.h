@@ -97,8 +97,12 @@ class StreamOrder {
     plan::DecisionIndex decision = kNone;
     std::int64_t number = 0;  // of the free
   };
-  using Events = std::vector<device::EventHandle>;  // by stream; null if none could be recorded
-  struct Awaited {                                  // a decision
+  struct Event {
+    StreamId stream = 0;
+    device::EventHandle event = nullptr;  // null if none could be recorded
+  };
+  using Events = std::vector<Event>;
+  struct Awaited {  // a decision
     Events events;
     std::int64_t number = 0;  // of the free that they were recorded with
   };

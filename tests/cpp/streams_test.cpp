@@ -36,6 +36,45 @@ TEST(StreamTable, NumbersStreamsByFirstUse) {
   EXPECT_EQ(table.id_of(FakeStreams::stream(30)), 2);
 }
 
+// A library's stream may use memory before the program's own make their first requests.
+TEST(StreamTable, UsersDoNotChangeTheNumbersOfRequests) {
+  using Lifetime = runtime::StreamTable::Lifetime;
+  runtime::StreamTable table;
+  EXPECT_EQ(table.user_of(nullptr), 0);
+  const StreamId user = table.user_of(FakeStreams::stream(9), Lifetime::kUnknown);
+  EXPECT_NE(user, kNone);
+  EXPECT_EQ(table.user_of(FakeStreams::stream(9)), user);
+  EXPECT_NE(table.user_of(FakeStreams::stream(8)), user);
+  EXPECT_EQ(table.handle_of(user), FakeStreams::stream(9));
+  EXPECT_EQ(table.find(FakeStreams::stream(9)), kNone);
+  EXPECT_TRUE(table.may_vanish(user));
+
+  EXPECT_EQ(table.id_of(FakeStreams::stream(70)), 1);
+  EXPECT_EQ(table.user_of(FakeStreams::stream(70)), 1);
+  EXPECT_EQ(table.id_of(FakeStreams::stream(9), Lifetime::kUnknown), 2);
+  EXPECT_TRUE(table.may_vanish(2));
+  EXPECT_EQ(table.id_of(FakeStreams::stream(9), Lifetime::kStays), 2);
+  EXPECT_EQ(table.user_of(FakeStreams::stream(9)), 2);
+  EXPECT_FALSE(table.may_vanish(user)) << "known by its other number";
+  EXPECT_EQ(table.id_of(FakeStreams::stream(8), Lifetime::kUnknown), 3);
+  EXPECT_FALSE(table.may_vanish(3)) << "known by its other number";
+
+  std::vector<device::StreamHandle> visited;
+  table.user_of(FakeStreams::stream(5));
+  table.visit([&](StreamId id) { visited.push_back(table.handle_of(id)); });
+  EXPECT_EQ(visited, (std::vector<device::StreamHandle>{
+                         nullptr, FakeStreams::stream(70), FakeStreams::stream(9),
+                         FakeStreams::stream(8), FakeStreams::stream(5)}));
+
+  runtime::StreamTable small;
+  for (int i = 1; i < runtime::StreamTable::kStreams; ++i) {
+    EXPECT_NE(small.user_of(FakeStreams::stream(1000 + i)), kNone);
+  }
+  EXPECT_EQ(small.user_of(FakeStreams::stream(5000)), kNone);
+  EXPECT_EQ(small.id_of(FakeStreams::stream(5000)), kNone);
+  EXPECT_EQ(small.id_of(nullptr), 0);
+}
+
 TEST(StaticPoolStreams, IdleSpaceIsOfTheStreamThatPlansIt) {
   // stream 0 at [0, 1 MiB), stream 1 at [1, 3), only groups of stream 2 at [3, 4).
   plan::Plan plan = testing::plan_of({decision(kMiB, 0, 0, 1), decision(2 * kMiB, kMiB, 1, 2, 1),
@@ -362,6 +401,7 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
     std::vector<device::StreamHandle> handles = {nullptr};
     for (int s = 1; s < 3; ++s) handles.push_back(FakeStreams::stream(s));
     for (const device::StreamHandle h : handles) table.id_of(h);
+    handles.push_back(FakeStreams::stream(3));  // uses blocks of others before its first request
     runtime::PlannedAllocator allocator(device, streams, table, runtime::Fallback::kOwn);
     plan::Plan plan = testing::random_plan(random, 200, 4, /*streams=*/3, GetParam());
     if (seed % 2 == 1) plan = testing::with_groups(std::move(plan), 5);
@@ -375,14 +415,12 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
     std::map<void*, Block> live;
     const auto use = [&](void* p, Bytes size, StreamId s) {
       const auto begin = reinterpret_cast<std::uintptr_t>(p);
-      streams.use(begin, begin + static_cast<std::uintptr_t>(size),
-                  handles[static_cast<std::size_t>(s)]);
+      streams.use(begin, begin + static_cast<std::uintptr_t>(size), table.handle_of(s));
     };
     const auto allocate = [&](Bytes size, StreamId s) {
       void* p = allocator.allocate(size, s, true);
       const auto begin = reinterpret_cast<std::uintptr_t>(p);
-      streams.hand_out(begin, begin + static_cast<std::uintptr_t>(size),
-                       handles[static_cast<std::size_t>(s)]);
+      streams.hand_out(begin, begin + static_cast<std::uintptr_t>(size), table.handle_of(s));
       ASSERT_TRUE(live.emplace(p, Block{size, s}).second);
       use(p, size, s);
     };
@@ -391,7 +429,7 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
       const auto [p, block] = *it;
       for (int users = 0; users < 2; ++users) {
         if (!chance(3)) continue;
-        const auto other = static_cast<StreamId>(random() % 3);
+        const StreamId other = table.user_of(handles[random() % 4]);
         ASSERT_TRUE(allocator.record_stream(p, other));
         use(p, block.size, other);
       }
@@ -408,7 +446,8 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
         if (chance(40)) continue;
         if (chance(40)) {
           allocator.loop().enter_unplanned();
-          allocate(d.size, static_cast<StreamId>(random() % 3));
+          const bool may_be_new = iteration >= 12;  // then the last stream makes requests, too
+          allocate(d.size, table.id_of(handles[random() % (may_be_new ? 4 : 3)]));
           allocator.loop().leave_unplanned();
         }
         if (!plan.groups.empty() && chance(4)) {
@@ -418,8 +457,8 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
         }
         allocate(d.size, d.stream);
         while (live.size() > 12) free_one();
-        if (chance(5)) streams.complete(handles[random() % 3]);
-        streams.complete_some(handles[random() % 3]);
+        if (chance(5)) streams.complete(handles[random() % 4]);
+        streams.complete_some(handles[random() % 4]);
         if (chance(20)) streams.fail_records = chance(4);
         if (chance(20)) streams.fail_waits = chance(4);
       }

@@ -495,7 +495,7 @@ void CudaAllocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStrea
     // A stream of another device has no number here: all default streams have the same handle.
     const bool is_own = stream.device_index() == block.device().index();
     const StreamId id =
-        is_own ? runtime->streams().id_of(stream.stream(), [&] { return lifetime_of(stream); })
+        is_own ? runtime->streams().user_of(stream.stream(), [&] { return lifetime_of(stream); })
                : kNone;
     if (runtime->allocator().record_stream(p, id)) return;
   }

@@ -137,7 +137,7 @@ PinnedAllocator::Blocks::iterator PinnedAllocator::find(const void* p, const voi
 }
 
 StreamId PinnedAllocator::number_of(device::StreamHandle handle) {
-  return handle ? runtime_.streams().id_of(handle) : kNone;
+  return handle ? runtime_.streams().user_of(handle) : kNone;
 }
 
 // See Note [Copies]. Numpy and others make tensors of a part of a block, with another context.
