@@ -50,6 +50,7 @@ from stalloc.errors import OutOfMemory
 _TRIES = 8  # iterations to wait until the plan fits
 _PATIENCE = 3  # iterations of drift; doubled with each exchange
 _MOST_PATIENCE = 96
+_REST = 64  # iterations, the first time; doubled each time
 _ANOTHER_MODEL = "another model"
 
 
@@ -106,6 +107,7 @@ class Cycle:
         self._leaving: _Departure | None = None
         self._unlike = 0  # iterations in a row with others
         self._is_unlike = False  # the plan in force does not know the last inputs
+        self._next_rest = self._rest_ends = _REST  # iterations
         self._recording: Recording | None = Recording(model, device, options)
         self.stage = Stage.RECORDING
         self._first_steps = FirstSteps(
@@ -422,14 +424,23 @@ class Cycle:
     def _rest(self, reason: str) -> None:
         self._proposals = []
         self._unlike = 0
+        self._rest_ends, self._next_rest = self._next_rest, 2 * self._next_rest
         self.stage = Stage.RESTING
         self._journal.rests(reason)
 
     def _watch(self, forward: Forward) -> None:
-        """Records again once the inputs, or the model, have changed for good."""
+        """Records again once the inputs, or the model, have changed for good, or after a while.
+
+        A recording may have met unusual iterations, or a plan no memory; and a program may come to
+        request more without a sign. Each rest is twice as long, so recordings cost ever less.
+        """
         changed = input_mismatch(self._planning.inputs, forward.args, forward.kwargs)
         is_another = self._models.is_another(forward.module)
         self._unlike = self._unlike + 1 if changed or is_another else 0
+        self._rest_ends -= 1
         if self._unlike >= self._patience and self._exchange():
             self._why = "other inputs" if changed else _ANOTHER_MODEL
+            self._record(forward)
+        elif self._rest_ends <= 0:
+            self._why = "recorded again after a while"
             self._record(forward)

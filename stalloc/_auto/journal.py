@@ -79,9 +79,10 @@ class Journal:
         _say(change_line(change))
 
     def rests(self, reason: str) -> None:
-        """No plan will be in force."""
+        """No plan will be in force, for a reason that is told once."""
+        if self.status["reason"] != reason:
+            _say(f"iteration {self.status['iterations']}: torch serves: {reason}")
         self.status["reason"] = reason
-        _say(f"iteration {self.status['iterations']}: torch serves: {reason}")
 
     def ends(self, stage: Stage, *, has_begun: bool) -> None:
         """The run is over, in this stage. `has_begun`: a module has trained."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import os
 import signal
 import threading
@@ -217,6 +219,29 @@ def test_a_plan_goes_out_of_force_as_layers_are_unfrozen() -> None:
     stalloc.disable()
     assert reasons == ["another model"], "in the first iteration, or after it"
     assert planned == run(planned=False)
+
+
+@isolated
+def test_a_run_without_a_plan_is_recorded_again_after_a_while() -> None:
+    """Its requests may have changed without another input or module."""
+    usual, proposal.LEAST_GAIN = proposal.LEAST_GAIN, 2.0  # no plan saves so much
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    told = io.StringIO()
+    with (
+        contextlib.redirect_stderr(told),
+        stalloc.auto(model, iterations=3, time_limit=0.1) as auto,
+    ):
+        for number in range(64 + 128 + 20):
+            if number == 64 + 10:
+                assert auto.status()["stage"] == "resting"
+                proposal.LEAST_GAIN = usual
+            train_step(auto, model, torch.ones(512, 64), optimizer)
+        (change,) = auto.status()["changes"]
+    assert change["in_force"]
+    assert change["reason"] == "recorded again after a while"
+    assert change["iteration"] > 64 + 128, "the second rest is twice as long"
+    assert told.getvalue().count("torch serves") == 1, "the reason is the same"
 
 
 @isolated
