@@ -76,7 +76,6 @@ class Auto:
         """Its state."""
         if self._cycle is None or not self.enabled:
             return self._journal.copy(Stage.OFF)
-        self._cycle.count_requests()
         return self._journal.copy(self._cycle.stage)
 
     def stop(self, *, silently: bool = False) -> None:

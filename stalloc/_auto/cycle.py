@@ -160,18 +160,12 @@ class Cycle:
         if self._segments is not None and self._recording is not None:
             self._segments.phase_begins()
 
-    def count_requests(self) -> None:
-        """Gives the journal the requests under a plan since the last call."""
-        if self._service is not None and self._service.enabled and not self._service.is_ahead:
-            self._journal.count_requests(self._service.new_requests())
-
     def end(self) -> None:
         """Ends all that is on."""
         self._first_steps.stop()
         if self._recording is not None:
             self._recording.stop()
         self._end_renewal()
-        self.count_requests()
         if self._service is not None:
             self._service.end()
         if self._segments is not None:
@@ -291,7 +285,8 @@ class Cycle:
         service = self._service
         assert service is not None
         service.iteration_ends()
-        self.count_requests()
+        if service.enabled:
+            self._journal.count_requests(service.new_requests())
         if not service.enabled:
             self._leave(service.refusal)
             self._rest(service.refusal)
@@ -406,7 +401,6 @@ class Cycle:
     def _leave(self, reason: str) -> None:
         assert self._service is not None
         self._end_renewal()
-        self.count_requests()
         self._service.end()
         self._journal.plan_changes(self._service.proposal, in_force=False, reason=reason)
         self._service = None

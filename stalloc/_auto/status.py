@@ -58,7 +58,7 @@ class AutoStatus(TypedDict):
     reason: str  #: why no plan is in force; empty while there is nothing to tell
     iterations: int  #: complete ones
     served: int  #: of these, under a plan
-    requests: int  #: of iterations under a plan
+    requests: int  #: of complete iterations under a plan
     served_as_planned: int  #: of these, served at their planned place
     evaluation_requests: int  #: of `requests`, made by evaluations, which no profile has
     evaluation_served_as_planned: int  #: of these, served where an earlier forward was
