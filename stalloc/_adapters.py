@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+SMALL = 64
+"""Bytes of the CPU's alignment: kernels of the CPU put numbers into tensors of fewer bytes."""
+
 _GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
 """NCCL's variable. Without it, NCCL registers what captured graphs send and receive."""
 
@@ -80,6 +83,26 @@ def adapter(device: torch.device | str) -> Adapter:
         f"stalloc does not serve device '{device.type}'; it serves 'cpu' and 'cuda', and profiles "
         "'meta'"
     )
+
+
+def pretended_cpu() -> Adapter:
+    """The adapter of a CPU that only pretends: it records the meta device's requests as the CPU's.
+
+    Tensors with memory, such as those of a data set, are recorded beside them.
+    """
+    module = torch_module()
+
+    def install() -> None:
+        module.install_cpu()
+        module.record_meta_on_cpu(SMALL)
+        _meta_kernels.install("cpu")
+
+    def uninstall() -> None:
+        _meta_kernels.uninstall()
+        module.record_meta_on_cpu(0)
+        module.uninstall_cpu()
+
+    return Adapter("cpu", _core.runtime("cpu"), install, uninstall)
 
 
 def _cuda(device: torch.device) -> Adapter:

@@ -103,7 +103,8 @@ def device_to_serve(plan: Plan, model: torch.nn.Module | None) -> torch.device:
     """The profiled device; its index is that of the model's parameters if they agree.
 
     A plan that was made on the meta device serves the device of the model's parameters. If they are
-    not known, on the meta device or on several ones, it serves the GPU, or the CPU without one.
+    not known, on the meta device or on several ones, it serves its target; else the GPU, or the CPU
+    without one.
 
     Raises:
         StallocError: torch does not know the device.
@@ -123,7 +124,8 @@ def device_to_serve(plan: Plan, model: torch.nn.Module | None) -> torch.device:
         real = {device for device in found if device.type != "meta"}
         if len(real) == 1:
             return real.pop()
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        is_for_cpu = plan.info.get("target") == "cpu" or not torch.cuda.is_available()
+        return torch.device("cpu" if is_for_cpu else "cuda")
     if profiled.index is not None:
         return profiled
     devices = {device for device in found if device.type == profiled.type}

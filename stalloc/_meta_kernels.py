@@ -1,4 +1,4 @@
-"""Records on the meta device what the kernels of a GPU request.
+"""Records on the meta device what the kernels of a GPU, or of a CPU, request.
 
 torch runs most operators of the meta device in Python: references and decompositions, which exist
 for the shapes of their results. A GPU has none of their temporaries, since its kernel writes the
@@ -8,8 +8,9 @@ its result is one request, as is the storage of an `out` that it enlarges. Opera
 composes of others in C++ are composed on a GPU as well, and keep their temporaries. So do
 functions in Python that call several operators.
 
-Some operators differ from device to device, and are given the way of a GPU: `_gpu_operators`,
-`_gpu_attention` and `_gpu_reductions`.
+Some operators differ from device to device, and are given the way of a GPU (`_gpu_operators`,
+`_gpu_attention` and `_gpu_reductions`), or of a CPU (`_cpu_operators`, `_cpu_attention` and
+`_cpu_convolutions`). For a CPU, operators that it composes of others in C++ are composed so, too.
 
 A kernel in Python takes up to a millisecond, and a training run calls it with the same shapes again
 and again. So the shapes of new results are kept for arguments that look the same.
@@ -22,14 +23,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
 
-from stalloc import _gpu_attention, _gpu_operators, _gpu_reductions
+from stalloc import (
+    _cpu_attention,
+    _cpu_convolutions,
+    _cpu_operators,
+    _gpu_attention,
+    _gpu_operators,
+    _gpu_reductions,
+)
 from stalloc._torch_modules import torch_module
 from stalloc._unrecorded import is_unrecorded, unrecorded
 
@@ -39,20 +47,31 @@ _ATEN = torch.ops.aten
 
 _torch: Any = torch  # for the parts that have no types
 _libraries: list[Any] = []
-_OF_GPU = (*_gpu_operators.KERNELS, *_gpu_attention.KERNELS, *_gpu_reductions.KERNELS)
+_KERNELS = {
+    "cuda": (*_gpu_operators.KERNELS, *_gpu_attention.KERNELS, *_gpu_reductions.KERNELS),
+    "cpu": (*_cpu_operators.KERNELS, *_cpu_attention.KERNELS, *_cpu_convolutions.KERNELS),
+}
 
 
-def install() -> None:
-    """Puts the recorder behind the meta device. No-op if it is."""
+def install(target: str = "cuda") -> None:
+    """Puts the recorder behind the meta device. No-op if it is.
+
+    Args:
+        target: The device whose kernels it has, "cuda" or "cpu".
+    """
     torch_module().install_meta()
     if _libraries:
         return
     library = _torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     for operator, kernel in _python_kernels():
+        if target == "cpu" and _is_composed(operator):
+            composed = partial(operator._op_dk, DispatchKey.CompositeExplicitAutograd)
+            library.impl(operator, composed, "Meta", allow_override=True)
+            continue
         wrapped = _without_temporaries(kernel, is_new=_returns_new_tensors(operator))
         library.impl(operator, wrapped, "Meta", allow_override=True)
-    for operator, kernel, key in _OF_GPU:
+    for operator, kernel, key in _KERNELS[target]:
         if operator in _gpu_operators.COMPOSED:
             # impl() refuses operators that torch composes of others elsewhere.
             library.m.impl(operator.name().partition("::")[2], key, kernel, False)
@@ -76,6 +95,17 @@ def _python_kernels() -> Iterator[tuple[torch._ops.OpOverload, _Kernel]]:
         name, _, overload = entry.split("/")[1].partition(".")
         operator = getattr(getattr(_ATEN, name), overload or "default")
         yield operator, operator.py_kernels[DispatchKey.Meta]
+
+
+def _is_composed(operator: torch._ops.OpOverload) -> bool:
+    """True if a CPU has no kernel of its own, and composes others' in C++."""
+    name = operator.name()  # type: ignore[no-untyped-call]
+    has = _torch._C._dispatch_has_kernel_for_dispatch_key
+    return (
+        not has(name, "CPU")
+        and has(name, "CompositeExplicitAutograd")
+        and _returns_new_tensors(operator)
+    )
 
 
 def _returns_new_tensors(operator: torch._ops.OpOverload) -> bool:

@@ -10,9 +10,31 @@ import runpy
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import ModuleType, TracebackType
 
 _OWN_FRAMES = (__file__, runpy.__file__)
+
+
+class Enough(BaseException):
+    """Ends a script once its iterations are recorded. No `except Exception` stops it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A value that a script read, and that was not computed.
+
+    Attributes:
+        line: The script's line, as in `train.py:57`.
+        read: What was read.
+        value: The answer.
+        times: How often.
+    """
+
+    line: str
+    read: str
+    value: str
+    times: int
 
 
 def run_as_main(script: str, *, module: bool) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import sys
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,7 @@ from stalloc.hooks import TrainingHooks, input_signature, model_signature
 from stalloc.trace import Trace
 
 if TYPE_CHECKING:
+    from stalloc._script import Guess
     from stalloc.planner import Streams
     from stalloc.plans import Plan
 
@@ -55,6 +58,7 @@ class Profile:
         iterations: int | None,
         exact: bool = True,
         pinned: bool = False,
+        target: str | None = None,
     ) -> None:
         # The program may replace its model: nothing here keeps one alive.
         self._given = weakref.ref(model) if model is not None else None
@@ -63,7 +67,12 @@ class Profile:
         self._other_models: list[str] = []  # signatures of those found before
         self._device = device
         self._dynamic = dynamic
-        self._adapter = _adapters.adapter(device)
+        self._target = target
+        self._pretended: ExitStack | None = None
+        self._values: Any = None
+        # For scripts: called before each operator of a program whose CPU only pretends.
+        self.watch: Callable[[], None] = lambda: None
+        self._adapter = _adapters.pretended_cpu() if target == "cpu" else _adapters.adapter(device)
         self._pinned = Pinned(self._adapter) if pinned else None
         self._pinned_trace: Trace | None = None
         self._exact = exact
@@ -156,6 +165,7 @@ class Profile:
             if self._exact:
                 self._adapter.give_back()
             self._hooks.attach()
+            self._pretend()
         except BaseException:
             self._end()
             raise
@@ -163,7 +173,26 @@ class Profile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            if self._pretended is not None:
+                self._pretended.close()
+
+    def _pretend(self) -> None:
+        """From now on the CPU only pretends, if that is the target."""
+        if self._target != "cpu":
+            return
+        # By name: runs without a device stand above profiles, which they make.
+        patches = importlib.import_module("stalloc._estimate.patches")
+        with ExitStack() as entered:
+            self._values = entered.enter_context(patches.pretended_cpu(self.watch))
+            self._pretended = entered.pop_all()
+
+    @property
+    def guesses(self) -> list[Guess]:
+        """Values that the program read from tensors without memory, with the lines that read."""
+        return [] if self._values is None else [*self._values.guesses]
 
     def step(self) -> None:
         """Marks the end of an iteration.
@@ -363,6 +392,8 @@ class Profile:
             "inputs": json.dumps(sorted(self._inputs)),
             "dynamic": json.dumps(self._dynamic),
         }
+        if self._target is not None:
+            info["target"] = self._target
         if self._other_models:
             info["other_models"] = json.dumps(self._other_models)
         if self._early_ends and self._ends_are_explicit:
@@ -383,6 +414,7 @@ def profile(
     iterations: int | None = None,
     exact: bool = True,
     pinned: bool = False,
+    target: str | None = None,
 ) -> Profile:
     """Records a training run's allocations, to be planned.
 
@@ -411,16 +443,25 @@ def profile(
             run out of memory. False records through the cache.
         pinned: Record requests for pinned host memory, too; `Profile.plan_pinned` plans them. In
             native mode only.
+        target: With device "meta", the device that the plan is for, whose kernels' requests are
+            recorded: "cuda", or "cpu". On "cpu" the program in the block is the one that trains
+            there, unchanged: tensors on the CPU that hold the training's numbers have no memory. It
+            is for as many threads as torch has now. None is "cuda".
 
     Raises:
         TypeError: If `dynamic` holds anything else, or the model is no module.
+        ValueError: If the target is unknown, or the device is not "meta" with one.
         StallocError: If the device is not one that stalloc knows, or pinned memory cannot be
             planned beside it. On entering the block: if a
             profile is being recorded already, or a plan is enabled, on whatever device.
     """
     patterns = dynamic_patterns(dynamic)
     where = _adapters.device_of(model, device)
-    return Profile(model, where, patterns, layers, iterations, exact, pinned)
+    if target not in (None, "cuda", "cpu"):
+        raise ValueError(f"target is 'cuda', 'cpu' or None, not {target!r}")
+    if target is not None and where.type != "meta":
+        raise ValueError(f"target={target!r} goes with device='meta', not {str(where)!r}")
+    return Profile(model, where, patterns, layers, iterations, exact, pinned, target)
 
 
 def active_profile() -> Profile | None:

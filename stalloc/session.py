@@ -38,9 +38,6 @@ from stalloc.profiling import (
 from stalloc.replaying import LEAST_RESERVED
 from stalloc.statistics import count_anew, count_on
 
-_SMALL = 64
-"""Bytes of the CPU's alignment."""
-
 
 class Session:
     """The result of `enable`, and a context manager that disables the plan at its end.
@@ -389,7 +386,7 @@ class _Active(Session):
 
 def _small_of(plan: Plan) -> int:
     """The most bytes of requests that are left to the CPU."""
-    return _SMALL if plan.info.get("device") == "meta" else 0
+    return _adapters.SMALL if plan.info.get("device") == "meta" else 0
 
 
 # The plan in force: at most one.

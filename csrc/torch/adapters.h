@@ -20,6 +20,12 @@ void install_meta();
 void uninstall_meta();
 // The meta device records no request of this thread while it is muted.
 void mute_meta(bool mute);
+// Lets the CPU's runtime record the requests of the meta device among its own: those of a program
+// on a CPU of which most tensors have no memory. Muting then holds for tensors with memory, too,
+// and requests of fewer bytes than `least` are not recorded. 0 ends it.
+void record_meta_on_cpu(std::size_t least);
+// True if the CPU's runtime is not to record a request of this thread for n bytes.
+bool is_left_out(std::size_t n);
 
 // A program on a pretended GPU has resized a storage there, whose StorageImpl is at the address
 // `storage`: torch changes the size of one without memory, and requests nothing.

@@ -67,7 +67,7 @@ class CpuAllocator final : public c10::Allocator {
 
  private:
   static void record(runtime::DeviceRuntime& runtime, const void* p, size_t n) {
-    if (!runtime.recorder().active()) return;
+    if (!runtime.recorder().active() || is_left_out(n)) return;
     runtime.recorder().on_allocate(p, static_cast<Bytes>(n), /*stream=*/0, in_backward(),
                                    running_node());
   }

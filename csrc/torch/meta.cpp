@@ -18,8 +18,15 @@ c10::Allocator* meta_base = nullptr;
 thread_local bool muted = false;
 // The stream of a pretended GPU that requests belong to; 0 is the default stream.
 thread_local device::StreamHandle stream_now = nullptr;
+// The CPU's runtime records the requests of at least so many bytes, among its own; 0: it does not.
+std::atomic<std::size_t> least_on_cpu{0};
 
-runtime::Recorder& meta_recorder() { return runtime::DeviceRuntime::meta().recorder(); }
+runtime::DeviceRuntime& meta_runtime() {
+  return least_on_cpu.load(std::memory_order_relaxed) > 0 ? runtime::DeviceRuntime::cpu()
+                                                          : runtime::DeviceRuntime::meta();
+}
+
+runtime::Recorder& meta_recorder() { return meta_runtime().recorder(); }
 
 void delete_meta_block(void* context) {
   if (!context) return;
@@ -30,9 +37,10 @@ void delete_meta_block(void* context) {
 class MetaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
-    runtime::DeviceRuntime& runtime = runtime::DeviceRuntime::meta();
+    runtime::DeviceRuntime& runtime = meta_runtime();
     runtime::Recorder& recorder = runtime.recorder();
     if (n == 0 || muted || !recorder.active()) return meta_base->allocate(n);
+    if (n < least_on_cpu.load(std::memory_order_relaxed)) return meta_base->allocate(n);
     static std::atomic<std::uintptr_t> next{1};
     auto* context = reinterpret_cast<void*>(next.fetch_add(1, std::memory_order_relaxed));
     recorder.on_allocate(context, static_cast<Bytes>(n), runtime.streams().id_of(stream_now),
@@ -65,6 +73,13 @@ void uninstall_meta() {
 }
 
 void mute_meta(bool mute) { muted = mute; }
+
+void record_meta_on_cpu(std::size_t least) { least_on_cpu = least; }
+
+bool is_left_out(std::size_t n) {
+  const std::size_t least = least_on_cpu.load(std::memory_order_relaxed);
+  return least > 0 && (muted || n < least);
+}
 
 void resize_meta(std::uintptr_t storage, std::size_t n) {
   auto* impl = reinterpret_cast<c10::StorageImpl*>(storage);

@@ -17,6 +17,7 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
   m.def("install_meta", &stalloc::torch_adapters::install_meta);
   m.def("uninstall_meta", &stalloc::torch_adapters::uninstall_meta);
   m.def("mute_meta", &stalloc::torch_adapters::mute_meta);
+  m.def("record_meta_on_cpu", &stalloc::torch_adapters::record_meta_on_cpu);
   m.def("resize_meta", &stalloc::torch_adapters::resize_meta);
   m.def("enter_meta_stream", &stalloc::torch_adapters::enter_meta_stream);
   m.def("note_meta_event", &stalloc::torch_adapters::note_meta_event);

@@ -11,7 +11,7 @@ from stalloc import liveness, replaying
 from stalloc._estimate.cards import Card
 from stalloc._estimate.extras import Extra
 from stalloc._estimate.parts import parts_at
-from stalloc._estimate.values import Guess
+from stalloc._script import Guess
 from stalloc.errors import PlanError, TraceError
 from stalloc.liveness import Liveness
 from stalloc.plans import Plan

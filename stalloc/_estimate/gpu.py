@@ -43,7 +43,7 @@ _ATEN: Any = torch.ops.aten
 _torch: Any = torch  # for the parts that have no types
 _HOST = torch.device("cpu")
 _META = torch.device("meta")
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 NO_GPU = (
     "it put nothing on a GPU: it trains on the CPU, or ended before it began; give it the option "
     "that makes it use one"
@@ -111,7 +111,7 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.prim.device.default:
             hidden = self.fake.in_kernel_invocation or engine_asks(sys._getframe(1))
             return _META if hidden else getattr(args[0], "fake_device", _own_gpu)
-        if any(not issubclass(kind, FakeTensor) and kind not in _PLAIN for kind in types):
+        if any(not issubclass(kind, FakeTensor) and kind not in PLAIN for kind in types):
             return NotImplemented  # a wrapper, such as DTensor: what it holds comes here again
         if func.namespace == "c10d":
             collective = collectives.answer(func, args)
@@ -121,22 +121,22 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         device = kwargs.get("device")
         to_gpu = device is not None and (
-            device.type == "cuda" or (device.type == "meta" and _in_backward())
+            device.type == "cuda" or (device.type == "meta" and in_backward())
         )
         if not fakes and not to_gpu:
             if func is _ATEN.empty.memory_format and _is_large(args[0], device):
                 kwargs = {**kwargs, "device": _HOST}
                 return self.run(func, args, kwargs)
-            if _is_meta(device) or any(isinstance(x, Tensor) and x.is_meta for x in leaves):
+            if is_meta(device) or any(isinstance(x, Tensor) and x.is_meta for x in leaves):
                 with unrecorded():  # the script's own use of the meta device needs no GPU
                     return func(*args, **kwargs)
             return func(*args, **kwargs)
         if to_gpu or any(fake.fake_device.type == "cuda" for fake in fakes):
             self.used = True
             self.watch()
-        elif not self.used and _in_backward():
+        elif not self.used and in_backward():
             raise Unanswerable(f"{script_line()}: {NO_GPU}")
-        answer = _ANSWERS.get(func)
+        answer = ANSWERS.get(func)
         result = NotImplemented if answer is None else answer(self, func, args, kwargs)
         if result is NotImplemented:
             result = self.run(func, args, kwargs)
@@ -146,22 +146,15 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator's kernel for the meta device."""
         device = kwargs.get("device")
-        leaves = pytree.arg_tree_leaves(*args, **kwargs)
         if device is None:
-            device = self.common_device(func, leaves)
+            device = self.common_device(func, pytree.arg_tree_leaves(*args, **kwargs))
         elif device.type != "cpu":
             device = _own_gpu
-        if "device" in kwargs and kwargs["device"] is not None:
-            kwargs = {**kwargs, "device": _META}
-        for name in ("pin_memory", "generator"):
-            if kwargs.get(name):
-                kwargs = {**kwargs, name: None}
-        if any(isinstance(x, Tensor) and not isinstance(x, FakeTensor) for x in leaves):
-            args, kwargs = pytree.tree_map_only(Tensor, self.shape_of, (args, kwargs))
+        args, kwargs = self.on_meta(args, kwargs)
         if device.type == "cuda":
             if func in _PRODUCTS and self.workspace:
                 self._request_workspace()
-            result = self._kernel(func, args, kwargs)
+            result = self.kernel(func, args, kwargs)
             if func is _ATEN.convolution.default:
                 size = sum(tensor.nbytes for tensor in (*args[:2], result))
                 self.convolved = max(self.convolved, size)
@@ -171,7 +164,23 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.flops += count(*counted, **kwargs, out_val=result)
         else:
             with unrecorded():
-                result = self._kernel(func, args, kwargs)
+                result = self.kernel(func, args, kwargs)
+        return self.placed(result, device)
+
+    def on_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The arguments of an operator's kernel for the meta device."""
+        if "device" in kwargs and kwargs["device"] is not None:
+            kwargs = {**kwargs, "device": _META}
+        for name in ("pin_memory", "generator"):
+            if kwargs.get(name):
+                kwargs = {**kwargs, name: None}
+        leaves = pytree.arg_tree_leaves(*args, **kwargs)
+        if any(isinstance(x, Tensor) and not isinstance(x, FakeTensor) for x in leaves):
+            args, kwargs = pytree.tree_map_only(Tensor, self.shape_of, (args, kwargs))
+        return args, kwargs
+
+    def placed(self, result: Any, device: torch.device) -> Any:
+        """The kernel's result as tensors that claim to be on a device."""
 
         def on_device(tensor: Tensor) -> FakeTensor:
             if isinstance(tensor, FakeTensor):
@@ -183,17 +192,17 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return pytree.tree_map_only(Tensor, on_device, result)
 
     def _request_workspace(self) -> None:
-        in_backward = _in_backward()
-        if in_backward in self.workspaces:
+        backward = in_backward()
+        if backward in self.workspaces:
             return
         runtime = _core.runtime("meta")
         runtime.enter_layer(runtime.define_layer(WORKSPACE_LAYER, False), False)
         with torch._C._DisableTorchDispatch():
             storage: Any = _torch.UntypedStorage(self.workspace, device="meta")
         runtime.leave_layer()
-        self.workspaces[in_backward] = storage
+        self.workspaces[backward] = storage
 
-    def _kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # An operator without a kernel for the meta device may be composed of others.
         with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
             return func(*args, **kwargs)
@@ -238,16 +247,23 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         return FakeTensor(self.fake, meta, _HOST)
 
+    def keep(self, parameter: Any, tensor: Tensor) -> Any:
+        """A parameter without memory, which takes the place of one on the host."""
+        return parameter
+
 
 def own_gpu() -> torch.device:
     """The GPU that the process has; all names of GPUs are names of it."""
     return _own_gpu
 
 
-def choose_own_gpu(index: int) -> None:
-    """Sets the number of the process's GPU, as a launcher gives each process of a node its own."""
+def choose_own_gpu(index: int | None) -> None:
+    """Sets the number of the process's GPU, as a launcher gives each process of a node its own.
+
+    None: the process has none, and the CPU in its place.
+    """
     global _own_gpu
-    _own_gpu = torch.device("cuda", index)
+    _own_gpu = _HOST if index is None else torch.device("cuda", index)
 
 
 def _is_large(shape: Any, device: torch.device | None) -> bool:
@@ -257,11 +273,11 @@ def _is_large(shape: Any, device: torch.device | None) -> bool:
     return all(type(n) is int for n in shape) and math.prod(shape) >= MOST_COPIED
 
 
-def _is_meta(device: torch.device | None) -> bool:
+def is_meta(device: torch.device | None) -> bool:
     return device is not None and device.type == "meta"
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
@@ -279,7 +295,7 @@ def engine_asks(frame: FrameType | None) -> bool:
 _WRAPPERS = ("torch/_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
 
 Answer = Callable[[PretendedGpu, Any, tuple[Any, ...], dict[str, Any]], Any]
-_ANSWERS: dict[Any, Answer] = {}
+ANSWERS: dict[Any, Answer] = {}
 _PRODUCTS = {
     getattr(getattr(_ATEN, name), overload)
     for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "addmv", "mv", "dot")
@@ -302,7 +318,7 @@ def answers(*operators: Any) -> Callable[[Answer], Answer]:
 
     def register(answer: Answer) -> Answer:
         for operator in operators:
-            _ANSWERS[operator] = answer
+            ANSWERS[operator] = answer
         return answer
 
     return register

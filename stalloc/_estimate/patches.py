@@ -29,8 +29,10 @@ from torch.utils import _pytree as pytree
 from stalloc._estimate import compiled, flexible, operators, saving, streams, threads
 from stalloc._estimate import world as processes
 from stalloc._estimate.cards import Card
+from stalloc._estimate.cpu import COMPOSED as cpu_operators
+from stalloc._estimate.cpu import PretendedCpu
 from stalloc._estimate.gpu import PretendedGpu, choose_own_gpu, own_gpu
-from stalloc._estimate.values import Unanswerable
+from stalloc._estimate.values import Unanswerable, Values
 from stalloc._estimate.world import World
 from stalloc._frameworks.patches import Patches
 from stalloc._gpu_attention import attention
@@ -73,8 +75,10 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
     torch._C._set_only_lift_cpu_tensors(True)
     try:
         _functions(patches, card, 1 if world is None else world.local_size)
-        _tensors(patches, gpu)
-        _modules(patches, gpu)
+        _tensors(patches)
+        _without_memory(patches, gpu)
+        _parameters(patches, gpu)
+        _modules(patches)
         _optimizers(patches)
         _data(patches)
         compiled.patch(patches, gpu)
@@ -104,6 +108,40 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
         torch._C._set_multithreading_enabled(multithreaded)
         gc.collect()
         module.pretend_no_gpu()
+
+
+@contextlib.contextmanager
+def pretended_cpu(watch: Callable[[], None]) -> Iterator[Values]:
+    """A process without a GPU, whose CPU has no memory, on this thread, until the end of the block.
+
+    Args:
+        watch: Called before each operator on tensors without memory; may raise to end the run.
+
+    Yields:
+        The values that the program has read.
+    """
+    cpu = PretendedCpu(Values(), watch)
+    operators.register()
+    patches = Patches()
+    library = _torch.library.Library("aten", "IMPL")
+    choose_own_gpu(None)
+    try:
+        for owner, name in ((torch.cuda, "is_available"), (torch.accelerator, "is_available")):
+            _answer(patches, owner, name, False)
+        _answer(patches, torch.cuda, "device_count", 0)
+        _without_memory(patches, cpu)
+        _parameters(patches, cpu)
+        _data(patches)
+        threads.patch(patches, partial(_on_thread, cpu))
+        for operator in cpu_operators:
+            library.impl(operator, cpu.composed(operator), "AutogradCPU", allow_override=True)
+        with saving.left_out(patches, cpu.values), cpu:
+            yield cpu.values
+    finally:
+        patches.undo()
+        choose_own_gpu(0)
+        library._destroy()
+        gc.collect()
 
 
 @contextlib.contextmanager
@@ -246,7 +284,7 @@ def _replace_operator(patches: Patches, owner: object, name: str, value: object)
         patches.then(partial(known.pop, id(value), None))
 
 
-def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
+def _tensors(patches: Patches) -> None:
     to = Tensor.to
 
     def moved(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -260,6 +298,10 @@ def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
     patches.replace(Tensor, "pin_memory", lambda tensor, *_: tensor)
     patches.replace(Tensor, "is_pinned", lambda tensor, *_: False)
     patches.replace(Tensor, "record_stream", lambda tensor, stream: None)
+
+
+def _without_memory(patches: Patches, gpu: PretendedGpu) -> None:
+    """Answers what Python asks of tensors without memory."""
     patches.replace(FakeTensor, "data", property(_TENSORS_DATA.__get__, partial(_set_data, gpu)))
     patches.replace(_torch.UntypedStorage, "resize_", _resized)
     # One for each storage: programs tell tensors apart by them.
@@ -311,15 +353,18 @@ def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
     patches.replace(Tensor, "isfinite", finite)
 
 
-def _modules(patches: Patches, gpu: PretendedGpu) -> None:
+def _parameters(patches: Patches, gpu: PretendedGpu) -> None:
     make = nn.Parameter.__new__
 
     def without_memory(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if type(data) in (Tensor, nn.Parameter) and data.device.type == "cpu":
-            data = gpu.shape_of(data.detach())
+            return gpu.keep(make(cls, gpu.shape_of(data.detach()), requires_grad), data)
         return make(cls, data, requires_grad)
 
     patches.replace(nn.Parameter, "__new__", staticmethod(without_memory))
+
+
+def _modules(patches: Patches) -> None:
     swap = _torch.utils.swap_tensors
 
     def swapped(one: Any, other: Any) -> None:

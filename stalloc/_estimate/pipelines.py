@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from stalloc._estimate.values import Enough, Unanswerable, Values, script_line
+from stalloc._estimate.values import Unanswerable, Values, script_line
 from stalloc._frameworks.patches import Patches
+from stalloc._script import Enough
 
 
 class AsksFirstStage(Unanswerable):

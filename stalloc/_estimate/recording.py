@@ -24,8 +24,9 @@ from stalloc._estimate.gpu import NO_GPU, PretendedGpu
 from stalloc._estimate.largest import Largest, find
 from stalloc._estimate.means import Activations
 from stalloc._estimate.patches import pretended
-from stalloc._estimate.values import Enough, Unanswerable, Values
+from stalloc._estimate.values import Unanswerable, Values
 from stalloc._estimate.world import World, run_as, world_of
+from stalloc._script import Enough
 from stalloc.errors import StallocError
 from stalloc.trace import Trace
 

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, ExitStack
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stalloc._estimate.values import Enough
 from stalloc._frameworks.patches import Patches
+from stalloc._script import Enough
 
 
 class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]

@@ -9,7 +9,6 @@ came from the host keeps its values until something writes to it.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stalloc._estimate import choices, minimizers
+from stalloc._script import Guess
 from stalloc.errors import StallocError
 
 _OWN = Path(__file__).resolve().parents[1]
@@ -26,29 +26,8 @@ _MOST_KNOWN = 8192
 """Elements of a tensor whose values are kept."""
 
 
-class Enough(BaseException):
-    """Ends a script once its iterations are recorded. No `except Exception` stops it."""
-
-
 class Unanswerable(StallocError):
     """The script asks for something that nothing can be said about without computing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A value that a script read, and that was not computed.
-
-    Attributes:
-        line: The script's line, as in `train.py:57`.
-        read: What was read.
-        value: The answer.
-        times: How often.
-    """
-
-    line: str
-    read: str
-    value: str
-    times: int
 
 
 class Values:

@@ -17,7 +17,7 @@ import stalloc
 from stalloc import _core
 from stalloc._auto.settings import LEAST_ITERATIONS, switched_off
 from stalloc._auto.status import ENDS
-from stalloc._script import main_restored, run_as_main, show_error
+from stalloc._script import Enough, main_restored, run_as_main, show_error
 from stalloc.commands.inputs import device_of, naming, positive, read_plan
 from stalloc.commands.output import print_json, printable, size
 from stalloc.commands.search import INTERRUPTED, searching
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from stalloc.session import Session
 
 PROFILED_ITERATIONS = 5
+
+_MOST_GUESSES = 5  # told at the end of a run that pretends
 
 TERMINATED_TIME_LIMIT = 2.0
 """Seconds to look for a better plan while the run is being ended."""
@@ -76,6 +78,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         type=device_of,
         help="the device to record: cpu, cuda or cuda:1; with --profile also meta, where nothing "
         "is computed (default: the GPU if torch finds one, else the CPU)",
+    )
+    parser.add_argument(
+        "--target",
+        choices=["cpu", "cuda"],
+        help="with --device meta: the device that the plan is for; with cpu, the script is the one "
+        "that trains there, and ends once its iterations are recorded (default: cuda)",
     )
     parser.add_argument(
         "--pinned",
@@ -125,6 +133,8 @@ def _check_options(args: argparse.Namespace) -> None:
     """Refuses, as wrong usage, options that do not go together."""
     if args.corrected is not None and not args.plan:
         args.parser.error("--corrected needs --plan: a plan to correct")
+    if args.target is not None and (args.profile is None or args.device != "meta"):
+        args.parser.error("--target needs --profile DIR --device meta")
     if args.profile:
         return
     if args.device == "meta":
@@ -218,7 +228,9 @@ def _profile(args: argparse.Namespace) -> int:
     from stalloc.ranks import RankFiles, use_own_device  # which imports torch
 
     device = use_own_device(args.device)
-    prof = stalloc.profile(device=device, iterations=args.iterations, pinned=args.pinned)
+    prof = stalloc.profile(
+        device=device, iterations=args.iterations, pinned=args.pinned, target=args.target
+    )
     folder: Path = args.profile
     make_folder(folder)
     files = RankFiles(folder)
@@ -249,8 +261,7 @@ def _profile(args: argparse.Namespace) -> int:
             _say_at_once(" ".join(str(error).split()))
 
     with saved_when_terminated(save, lambda: prof.is_ending):
-        with prof:
-            code = _run(args)
+        code = _run_pretended(args, prof) if args.target == "cpu" else _run_profiled(args, prof)
         if os.getpid() != process:
             return code  # a child that the script forked: the files are its parent's
         trace = prof.trace
@@ -294,6 +305,26 @@ def _profile(args: argparse.Namespace) -> int:
         if files.rank == 0:
             _say(f"next: {_next_command(args)}")
     return INTERRUPTED if interrupted else code
+
+
+def _run_profiled(args: argparse.Namespace, prof: Profile) -> int:
+    with prof:
+        return _run(args)
+
+
+def _run_pretended(args: argparse.Namespace, prof: Profile) -> int:
+    """Runs the script until enough is recorded. What it prints goes to stderr: it has no values."""
+
+    def watch() -> None:
+        if prof.complete:
+            raise Enough
+
+    prof.watch = watch
+    with contextlib.redirect_stdout(sys.stderr):
+        code = _run_profiled(args, prof)
+    for guess in prof.guesses[:_MOST_GUESSES]:
+        _say(f"{guess.line}: {guess.read} was taken for {guess.value}: nothing is computed")
+    return code
 
 
 def _save(
@@ -451,6 +482,8 @@ def _ran(args: argparse.Namespace) -> int:
             return end.code or 0
         print(end.code, file=sys.stderr)
         return 1
+    except Enough:
+        return 0
     except StallocError:
         raise  # the plan does not fit, and --strict was given
     except KeyboardInterrupt:
