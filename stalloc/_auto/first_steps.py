@@ -1,4 +1,4 @@
-"""Keeps the states of an optimizer's first step out of torch's segments and a plan's pool.
+"""Keeps states that optimizers make out of torch's segments and a plan's pool.
 
 In a GPU's segments of torch, states would lie in cached segments of activations, which then stay
 for good. What is idle in them cannot be given back, and is missing for a plan's pool. So states get
@@ -14,7 +14,8 @@ left alone, since their segments would not be full.
 
 Under a plan, which may be one of an earlier run, states are not the plan's requests: the step goes
 on as profiled. Their sizes are those of temporaries, often several in a row, so the runtime is told
-that states are made.
+that states are made. So it is in a later step that makes the states of parameters that had no
+gradient before, such as those of a layer that was frozen at first.
 
 Optimizers of `torch.optim` make their states in `_init_group`. SGD makes them elsewhere, and others
 do so anywhere in a step. While requests are recorded, these are left alone. Under a plan, all of
@@ -87,7 +88,11 @@ class FirstSteps:
         self._ends(optimizer)  # a step that has failed
         is_first = optimizer not in self._stepped
         self._stepped.add(optimizer)
-        if optimizer.state or not (self._records() or self._serves()):
+        if optimizer.state:
+            if self._serves() and _makes_states(optimizer) and _lacks_states(optimizer):
+                vars(optimizer)[_INIT] = self._told(getattr(optimizer, _INIT))
+            return
+        if not (self._records() or self._serves()):
             return
         if self._segments is not None and self._left > 0:
             if self._records():
@@ -141,6 +146,13 @@ class FirstSteps:
 
 def _makes_states(optimizer: torch.optim.Optimizer) -> bool:
     return hasattr(optimizer, _INIT) and not isinstance(optimizer, torch.optim.SGD)
+
+
+def _lacks_states(optimizer: torch.optim.Optimizer) -> bool:
+    """True if the next step makes states of parameters that have a gradient for the first time."""
+    state = optimizer.state
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return any(p.grad is not None and p not in state for p in parameters)
 
 
 def _are_large(optimizer: torch.optim.Optimizer) -> bool:

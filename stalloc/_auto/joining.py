@@ -33,9 +33,9 @@ class _Part:
     extents: Int64s
 
 
-def without_first_iteration(trace: Trace, info: Mapping[str, str]) -> Trace:
-    """The iterations after the first one, in which the recording began. Each one is complete."""
-    return _joined([_part(trace, first=1)], info)
+def without_first_iterations(trace: Trace, number: int, info: Mapping[str, str]) -> Trace:
+    """The complete iterations after the first ones, and their requests."""
+    return _joined([_part(trace, first=number)], info)
 
 
 def joined(traces: Sequence[Trace]) -> Trace:

@@ -11,7 +11,7 @@ from stalloc._auto.forward import Forward
 from stalloc._auto.kept import KeptPlans
 from stalloc._auto.memory import DeviceMemory
 from stalloc._auto.proposal import LEAST_GAIN, Proposal
-from stalloc._auto.reference import with_usual_end
+from stalloc._auto.reference import with_usual_end, without_repeated
 from stalloc._auto.settings import AutoOptions
 from stalloc._auto.solving import Keep, Solution, solve
 from stalloc.plans import Plan
@@ -64,7 +64,7 @@ class Planning:
             forward: Its program.
             in_force: The plan that serves the run meanwhile, if any.
         """
-        self._recordings.append(with_usual_end(trace))
+        self._recordings.append(without_repeated(with_usual_end(trace)))
         found = [json.loads(each.info["inputs"]) for each in self._recordings]
         self.inputs = sorted({name for inputs in found for name in inputs})
         # A search that takes longer than the recording would keep a change waiting.

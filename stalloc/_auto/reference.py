@@ -1,4 +1,4 @@
-"""Chooses the iteration that a plan shows: the last one of a recording, if it is a usual one.
+"""Chooses the iterations that a plan shows: the last one of a recording, if it is a usual one.
 
 The last recorded iteration may end an epoch. The batch that the loop makes in it, for the next
 iteration, is smaller, and no later iteration of the epoch makes its like. A plan that shows it
@@ -11,6 +11,16 @@ So such an iteration is left out if the two before it make the same requests, an
 any other. If those differ, too, sizes change in every iteration, and the last one is as usual as
 any other. One that makes more stays: it may be the only one that trains a second model, or that
 computes a penalty, and needs the most memory.
+
+Where a step of the optimizer is skipped, as a gradient scaler does after an overflow, an iteration
+makes the requests of two. Its gradients go in the middle, so none of the recorded lifetimes of
+gradients would be the usual one:
+
+    iteration   1                 2                                   3
+    makes       | batch | step |  | batch | no step | batch | step |  | batch | step |
+
+Such an iteration is left out, too, unless it is the last one: the loop may accumulate more
+microbatches from then on.
 """
 
 from __future__ import annotations
@@ -19,7 +29,7 @@ from collections import Counter
 
 from stalloc import _core
 from stalloc._auto.drift import MOST_MISSED
-from stalloc._auto.joining import columns_of
+from stalloc._auto.joining import columns_of, without_first_iterations
 from stalloc.plans import DEFAULT_ALIGNMENT
 from stalloc.trace import Trace
 
@@ -42,11 +52,34 @@ def with_usual_end(trace: Trace) -> Trace:
     is_less = _lacking(last, usual) > MOST_MISSED >= _lacking(usual, last)
     if not are_alike or not is_less:
         return trace
+    return _without_last(trace, 1)
+
+
+def without_repeated(trace: Trace) -> Trace:
+    """The trace, without the iterations up to one that makes what others make several times.
+
+    If only one comes after that, those before it are left.
+    """
+    count = len(trace.iterations) - 1
+    if count < _LEAST:
+        return trace
+    made = [_sizes(trace, number) for number in range(1, count)]  # the first one is a warm-up
+    usual = min(made, key=Counter.total)
+    repeated = [number for number, sizes in enumerate(made, 1) if _repeats(sizes, usual)]
+    if not repeated or repeated[-1] == count - 1:
+        return trace
+    if repeated[-1] < count - 2:
+        return without_first_iterations(trace, repeated[-1] + 1, trace.info)
+    return _without_last(trace, count - repeated[0]) if repeated[0] > 2 else trace
+
+
+def _without_last(trace: Trace, number: int) -> Trace:
+    """The trace, with the requests of so many iterations as its incomplete rest."""
     return Trace(
         _core.make_trace(
             info=dict(trace.info),
             end=trace.end,
-            iterations=list(trace.iterations[:-1]),
+            iterations=list(trace.iterations[:-number]),
             layers=trace.layers,
             phases=columns_of(trace.phases),
             requests=columns_of(trace.requests),
@@ -55,6 +88,15 @@ def with_usual_end(trace: Trace) -> Trace:
             extents=trace.extents.values.tolist(),
         )
     )
+
+
+def _repeats(sizes: Counter[int], usual: Counter[int]) -> bool:
+    """True if these are the usual ones several times; the optimizer makes its own only once."""
+    times = round(sizes.total() / max(1, usual.total()))
+    if times < 2:
+        return False
+    several = Counter({size: times * count for size, count in usual.items()})
+    return _lacking(several, sizes) <= _DIFFERENT and _lacking(sizes, several) <= MOST_MISSED
 
 
 def _sizes(trace: Trace, number: int) -> Counter[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stalloc._adapters import Adapter
 from stalloc._auto.forward import Forward
-from stalloc._auto.joining import without_first_iteration
+from stalloc._auto.joining import without_first_iterations
 from stalloc.plans import Plan
 from stalloc.served import ServedRecording
 from stalloc.trace import Trace
@@ -43,7 +43,7 @@ class Renewal:
     def finish(self) -> Trace:
         """Ends the recording, and returns it."""
         trace = self._recording.finish(_SAME)
-        return without_first_iteration(trace, trace.info)
+        return without_first_iterations(trace, 1, trace.info)
 
     def stop(self) -> None:
         """Ends the recording. May be repeated."""

@@ -178,6 +178,7 @@ class Service:
         elif self.is_aside and not aside:
             # Two pools' worth of memory must not exist together.
             self._adapter.runtime.release_cached()
+            self._give_back()
             with contextlib.suppress(OutOfMemory):
                 session.acquire_pool()
                 self.is_aside = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,19 +30,32 @@ def model_signature(module: nn.Module) -> str:
 
     The hash is over the names, shapes and dtypes of all parameters and buffers, and which of the
     parameters are trained. Example: `GPT, 12.6M parameters in 148 tensors, 2 buffers, 5d41402abc`.
+
+    FSDP2 exchanges parameters: an evaluation leaves those of the root gathered, in the type of its
+    mixed precision. So their types do not count.
     """
+    is_sharded = _is_sharded(module)
     digest = hashlib.sha256()
     elements = 0
     parameters = list(module.named_parameters())
     buffers = list(module.named_buffers())
     for name, tensor in (*parameters, *buffers):
-        digest.update(f"{name} {_describe(tensor, 0)} {tensor.requires_grad}\n".encode())
+        described = _describe(tensor, 0)
+        if is_sharded:
+            described = described.partition("[")[2]
+        digest.update(f"{name} {described} {tensor.requires_grad}\n".encode())
     for _, parameter in parameters:
         elements += 0 if nn.parameter.is_lazy(parameter) else parameter.numel()
     return (
         f"{type(module).__name__}, {_count(elements)} parameters in {len(parameters)} tensors, "
         f"{len(buffers)} buffers, {digest.hexdigest()[:10]}"
     )
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    """True if FSDP2 has any of the parameters. It is not imported for that."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return kind is not None and any(isinstance(each, kind) for each in module.modules())
 
 
 def _describe(value: Any, depth: int) -> str:

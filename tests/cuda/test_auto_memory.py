@@ -388,6 +388,28 @@ def test_the_peaks_of_a_run_go_on_once_a_plan_is_out_of_force() -> None:
     assert stats["run_efficiency"] > 0.9
 
 
+@isolated
+def test_torchs_cache_goes_before_a_pool_that_stood_aside_comes_back() -> None:
+    model = WithOutput(wasteful=True).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def train_step(scale: int = 1) -> int:
+        model(torch.empty(scale * 12 * MIB, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return torch.cuda.max_memory_reserved()
+
+    with stalloc.auto(model) as auto:
+        for _ in range(10_000):  # until the plan is solved, beside the training
+            train_step()
+            if auto.status()["stage"] in ("serving", "resting"):
+                break
+        assert auto.status()["stage"] == "serving"
+        peak = train_step(2)
+        assert train_step() == peak
+        assert stalloc.memory_stats("cuda")["pool"] > 0, "the pool is back"
+
+
 class Narrow(torch.nn.Module):
     """Activations of 8 MiB."""
 

@@ -702,3 +702,25 @@ def test_a_profile_and_a_plan_keep_no_model_alive() -> None:
         model = weakref.ref(trainer.model)
         del trainer
         assert model() is None
+
+
+@isolated
+def test_states_that_a_later_step_makes_take_no_place_of_the_plan() -> None:
+    """The last layers have gradients, and states of the optimizer, only once the plan serves."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def train_step(freezes: bool) -> None:
+        functional.mse_loss(model(torch.ones(500, 256)), torch.ones(500, 256)).backward()
+        if freezes:
+            model[-2:].zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with stalloc.auto(model, time_limit=0.1) as auto:
+        while auto.status()["stage"] != "serving":
+            train_step(freezes=True)
+        train_step(freezes=False)
+        assert len(optimizer.state) == len(list(model.parameters()))
+        assert "_init_group" not in vars(optimizer)
+        assert stalloc.memory_stats("cpu")["live_blocks"] == 0, "states lie in the pool"

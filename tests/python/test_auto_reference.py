@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import pytest
 import torch
 from isolation import isolated
 from test_auto import settle
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 import stalloc
 from stalloc._auto.automatic import Auto
-from stalloc._auto.reference import with_usual_end
+from stalloc._auto.reference import with_usual_end, without_repeated
 from stalloc.trace import Trace
 
 EPOCH = [2000, 2000, 2000, 2000, 2000, 500]
@@ -106,3 +107,56 @@ def test_an_epoch_that_ends_in_the_recording_does_not_shape_the_plan() -> None:
         status = stalloc.status()
     assert change["after"] <= 1.01 * usual["after"]
     assert status["served_as_planned"] > 0.98 * status["requests"]
+
+
+def with_skipped_steps(*skipped: int) -> Trace:
+    """Five iterations. Each of those that are named has two backward passes, one without a step."""
+    model = autoencoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with stalloc.profile(device="cpu", layers=False, iterations=5) as prof:
+        for number in range(6):
+            for _ in range(2 if number in skipped else 1):
+                optimizer.zero_grad()
+                functional.mse_loss(model(torch.ones(500, 256)), torch.ones(500, 256)).backward()
+            optimizer.step()
+    return prof.trace
+
+
+@pytest.mark.parametrize(("skipped", "left"), [(1, 3), (2, 2), (3, 3)])
+@isolated
+def test_an_iteration_with_a_skipped_step_is_left_out(skipped: int, left: int) -> None:
+    trace = with_skipped_steps(skipped)
+    usual = without_repeated(trace)
+    assert len(usual.iterations) == left + 1
+    expected = without_repeated(with_skipped_steps()).plan(time_limit=0.1)
+    plan = usual.plan(time_limit=0.1)
+    assert (plan.pool, len(plan.groups.size)) == (expected.pool, 0)
+    assert len(plan.decisions.size) == len(expected.decisions.size)
+
+
+@isolated
+def test_iterations_are_usual_if_the_last_one_is_like_them() -> None:
+    trace = with_skipped_steps()
+    assert without_repeated(trace) is trace
+    trace = with_skipped_steps(3, 4)
+    assert without_repeated(trace) is trace, "two microbatches from then on"
+    trace = with_skipped_steps(1, 3)
+    assert without_repeated(trace) is trace, "one iteration before another tells nothing"
+
+
+@isolated
+def test_a_skipped_step_does_not_shape_the_plan() -> None:
+    def bytes_of_plan(skipped: int | None) -> int:
+        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with stalloc.auto(time_limit=0.1) as auto:
+            for number in range(12):
+                functional.mse_loss(model(torch.ones(500, 512)), torch.ones(500, 512)).backward()
+                if number != skipped:
+                    optimizer.step()
+                optimizer.zero_grad()
+                settle(auto)
+            after: int = stalloc.status()["changes"][0]["after"]
+        return after
+
+    assert bytes_of_plan(skipped=2) == bytes_of_plan(skipped=None)

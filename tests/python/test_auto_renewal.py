@@ -12,7 +12,7 @@ from training import Model, Trainer, loss_of, profiled_plan, tokens, twins
 import stalloc
 from stalloc import _adapters
 from stalloc._auto.forward import Forward
-from stalloc._auto.joining import joined, without_first_iteration
+from stalloc._auto.joining import joined, without_first_iterations
 from stalloc._auto.renewal import Renewal
 from stalloc.tables import NEVER
 from stalloc.trace import Trace
@@ -42,10 +42,10 @@ def test_a_recording_is_the_same_while_a_plan_serves() -> None:
     plain, trainer = twins()
     plan = profiled_plan(trainer)
     plain.step()
-    expected = without_first_iteration(recorded(plain, 4), {})
+    expected = without_first_iterations(recorded(plain, 4), 1, {})
     for length in (32, 48):  # as planned, and beside the pool
         if length == 48:
-            expected = without_first_iteration(recorded(plain, 4, length=48), {})
+            expected = without_first_iterations(recorded(plain, 4, length=48), 1, {})
         trace = renewed(trainer, plan, 3, length=length)
         assert trace.iterations == expected.iterations
         for name in ("size", "lower", "upper", "stream", "phase_begin"):

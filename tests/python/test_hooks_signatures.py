@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from isolation import isolated
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from stalloc.hooks import input_signature, model_signature
+
+_distributed: Any = dist
 
 
 @dataclasses.dataclass
@@ -82,3 +88,19 @@ def test_a_model_of_another_make_has_another() -> None:
 def test_a_lazy_model_has_a_signature_before_it_has_shapes() -> None:
     model = nn.LazyLinear(3)
     assert model_signature(model).startswith("LazyLinear, 0 parameters in 2 tensors")
+
+
+@isolated
+def test_a_model_of_fsdp2_is_the_same_while_its_root_is_gathered() -> None:
+    _distributed.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    sharded = fully_shard(model, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
+    signature = model_signature(sharded)
+    with torch.no_grad():
+        sharded(torch.ones(1, 8))
+    assert next(sharded.parameters()).dtype == torch.bfloat16
+    assert model_signature(sharded) == signature
+    sharded[0].requires_grad_(False)
+    assert model_signature(sharded) != signature
+    _distributed.destroy_process_group()
