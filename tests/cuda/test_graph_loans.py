@@ -520,6 +520,33 @@ def test_threads_replay_and_request_at_once() -> None:
 
 
 @isolated
+def test_torchs_statistics_know_only_the_programs_requests() -> None:
+    stalloc.share_graphs(eager=True)
+    graph = Graph(60)
+    graph.replay()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()
+    block = mib(20)
+    assert chunks_of(block) <= graph.chunks()
+    assert torch.cuda.memory_allocated() == before["allocated_bytes.all.current"] + 20 * MIB
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
+    more = mib(30)
+    del block
+    after = torch.cuda.memory_stats()
+    assert after["allocated_bytes.all.peak"] == before["allocated_bytes.all.current"] + 50 * MIB
+    assert after["allocated_bytes.all.allocated"] == (
+        before["allocated_bytes.all.allocated"] + 50 * MIB
+    )
+    assert after["allocation.large_pool.freed"] == before["allocation.large_pool.freed"] + 1
+    assert after["reserved_bytes.all.peak"] == before["reserved_bytes.all.current"] + 60 * MIB
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == 0
+    del more
+
+
+@isolated
 def test_requests_during_a_replay_lie_elsewhere() -> None:
     requested: list[set[int]] = []
     launch: Any = torch.cuda.CUDAGraph.replay

@@ -223,6 +223,7 @@ bool GraphLoans::make_arena(State& s, c10::cuda::CUDAStream stream) {
   const Pool id{0, kFirstPool + pools_.fetch_add(1)};
   torchs_.createOrIncrefPool(s.device, id, s.segments);
   Arena arena{id, {}, changes};
+  const HiddenRequests::DeviceStats before = torchs_.getDeviceStats(s.device);
   try {
     const Shortage withheld;
     const Set made(Segments::makes_arena);
@@ -232,6 +233,7 @@ bool GraphLoans::make_arena(State& s, c10::cuda::CUDAStream stream) {
     arena.memory = {address(p), address(p) + static_cast<std::uintptr_t>(size)};
     const bool is_lent = s.memory->lends(p);
     torchs_.raw_delete(p);
+    hidden_.hide(torchs_, s.device, before, size);
     if (!is_lent) {
       drop(s, {{stream.stream(), arena}});
       return cannot();

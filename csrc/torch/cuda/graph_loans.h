@@ -42,6 +42,7 @@
 #include "device/loan_book.h"
 #include "runtime/device_runtime.h"
 #include "torch/cuda/delegate.h"
+#include "torch/cuda/hidden_requests.h"
 
 namespace stalloc::torch_adapters {
 
@@ -94,6 +95,8 @@ class GraphLoans {
   // Its memory is settled, or it has failed.
   void end_capture(c10::DeviceIndex device);
 
+  // The requests by which torch's allocator is told of the memory.
+  HiddenRequests& hidden() { return hidden_; }
   // Gives back what is kept of the memory of graphs that are gone. Returns true if there was any.
   bool give_back();
 
@@ -150,6 +153,7 @@ class GraphLoans {
   void wait_for_request(State& state, std::unique_lock<std::mutex>& lock);
 
   allocator_api::CUDAAllocator& torchs_;
+  HiddenRequests hidden_;
   mutable std::mutex mutex_;
   std::condition_variable requested_;
   std::array<State, runtime::DeviceRuntime::kGpus> states_;
