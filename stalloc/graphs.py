@@ -23,9 +23,11 @@ refused then.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +36,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stalloc import _compat, _core
-from stalloc._adapters import keep_graphs_unregistered, registers_memory
+from stalloc._adapters import adapter, keep_graphs_unregistered, registers_memory
 from stalloc._frameworks.patches import Patches
 from stalloc._torch_modules import CudaModule, cuda_module
 from stalloc.errors import OutOfMemory, StallocError
@@ -61,18 +63,20 @@ class GraphMemory:
         addresses: What torch counts as reserved for them: each graph's, as if nothing were shared.
         shared: Memory that several graphs have.
         own: Memory of one graph, for what lives on after its capture.
+        eager: Memory that eager tensors have kept because they lived at a replay.
         pools: Private pools, of which a graph has one unless it was given another graph's.
     """
 
     addresses: int
     shared: int
     own: int
+    eager: int
     pools: int
 
     @property
     def reserved(self) -> int:
         """Bytes of the device's memory."""
-        return self.shared + self.own
+        return self.shared + self.own + self.eager
 
 
 @dataclass(slots=True)
@@ -139,14 +143,18 @@ class _State:
     module: CudaModule | None  # none: not built for this torch; blocks lie where torch puts them
     shares: bool = True
     pools: dict[PoolId, _Pool] = field(default_factory=dict)
-    # Graphs whose replays have an order.
-    ordered: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    # Graphs whose replays have an order: their devices.
+    ordered: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     # The work of a graph when it goes.
     ends: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
     captures: dict[Any, _Capture] = field(default_factory=dict)  # that go on, by graph
+    paused: dict[Any, int] = field(default_factory=dict)  # devices that lend nothing, by capture
     # The capture whose requests that will live on have a pool of their own.
     routed: _Capture | None = None
     replays: dict[int, _Replays] = field(default_factory=dict)
+    lends: bool = False  # memory of graphs to eager tensors, on devices where graphs share
+    lent: set[int] = field(default_factory=set)  # devices on which it has, which replays look at
+    may_lend: bool = True  # until the program may launch graphs by itself
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -171,12 +179,14 @@ class SharedGraphs:
         self.stop()
 
     def stop(self) -> None:
-        """Leaves further captures to torch."""
+        """Leaves further captures to torch, and further eager requests."""
         if _state is not None:
-            _state.shares = False
+            _state.shares = _state.lends = False
+            for device in _state.lent:
+                _lending(_state).stop_graph_loans(device)
 
 
-def share_graphs() -> SharedGraphs:
+def share_graphs(*, eager: bool = False) -> SharedGraphs:
     """Lets the CUDA graphs that are captured from now on share memory.
 
     Example::
@@ -190,12 +200,18 @@ def share_graphs() -> SharedGraphs:
     Replays through `CUDAGraph.replay` are ordered. A library that launches a graph by itself
     (`raw_cuda_graph_exec`) has to order it after other graphs, and others after it.
 
+    Args:
+        eager: Lets eager requests of 2 MiB or more have the same memory between replays. Those that
+            are not freed before the next replay keep it: the first of a size costs a wait for the
+            device, and the graphs get other memory. It ends when a graph's raw handle is asked for.
+
     Returns:
         An object that ends it: `stop()`, or a `with` block.
 
     Raises:
         StallocError: This torch has no GPU support, the device no virtual memory, or NCCL is to
-            register what graphs send and receive.
+            register what graphs send and receive. With `eager`: this stalloc has no native mode for
+            this torch, or a graph is being captured.
     """
     global _state
     if torch.version.cuda is None or not torch.cuda.is_available():
@@ -215,7 +231,14 @@ def share_graphs() -> SharedGraphs:
             "out share_graphs()"
         )
     keep_graphs_unregistered()
-    _core.graph_memory_of(torch.cuda.current_device())
+    if eager and ((_state and _state.captures) or torch.cuda.is_current_stream_capturing()):
+        raise StallocError(
+            "a graph is being captured; call share_graphs(eager=True) before the first capture"
+        )
+    if eager:
+        cuda_module()  # raises if there is none
+    device = torch.cuda.current_device()
+    _core.graph_memory_of(device)
     if _state is None:
         made = torch.cuda.memory.CUDAPluggableAllocator(
             str(_LIBRARY), "stalloc_graph_malloc", "stalloc_graph_free"
@@ -223,7 +246,25 @@ def share_graphs() -> SharedGraphs:
         _state = _State(made, _module())
         _patch(_state)
     _state.shares = True
+    if eager:
+        _state.lends = True
+        _lend(_state, device)
     return SharedGraphs()
+
+
+def _lending(state: _State) -> CudaModule:
+    assert state.module is not None
+    return state.module
+
+
+def _lend(state: _State, device: int) -> None:
+    """Lets eager requests on a device have the memory of graphs, if they are to."""
+    if not (state.lends and state.may_lend):
+        return
+    adapter(torch.device("cuda", device)).install()
+    with state.lock:
+        _lending(state).start_graph_loans(device, device in state.replays)
+        state.lent.add(device)
 
 
 def _module() -> CudaModule | None:
@@ -262,15 +303,26 @@ def _patch(state: _State) -> None:
             begin(this, pool, *args, **kwargs)
             return
         given = getattr(pool, "id", pool)
+        device = torch.cuda.current_device()
+        if device not in state.lent:
+            _lend(state, device)
         try:
+            _pause(state, this, device)
             into = _start(state, this, given)
             begin(this, *(() if into is None else (into,)), *args, **kwargs)
         except BaseException:
             if (held := _left(state, this)) is not None:
                 held()
+            _resume(state, this)
             raise
 
     def ended(this: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            settled(this, *args, **kwargs)
+        finally:
+            _resume(state, this)
+
+    def settled(this: Any, *args: Any, **kwargs: Any) -> None:
         if (capture := state.captures.get(this)) is None:
             end(this, *args, **kwargs)
             return
@@ -288,7 +340,7 @@ def _patch(state: _State) -> None:
                 state.ends[this].atexit = False
         if into is None:
             return
-        state.ordered.add(this)
+        state.ordered[this] = device
         if followed and state.module and held is not None:
             state.module.learn_graph_lives(followed.lives)
         try:
@@ -308,14 +360,14 @@ def _patch(state: _State) -> None:
 
     def replayed(this: Any, *args: Any, **kwargs: Any) -> None:
         if torch.cuda.is_current_stream_capturing():
-            if this in state.ordered:
-                state.ordered.update(list(state.captures))  # of one of which it becomes a part
+            if this in state.ordered:  # it becomes a part of one of these
+                state.ordered.update({graph: c.device for graph, c in state.captures.items()})
             replay(this, *args, **kwargs)
-        elif this in state.ordered:
-            with state.lock:
-                replays = _wait_for_others(state)
+        elif (device := state.ordered.get(this)) is not None:
+            with state.lock, _alone(state, device):
+                replays = _wait_for_others(state, device)
                 replay(this, *args, **kwargs)
-                if isinstance(replays.stream, torch.cuda.ExternalStream):  # may be destroyed
+                if not _stays(replays.stream):
                     replays.event = _cuda.Event()
                     replays.event.record(replays.stream)
         else:
@@ -330,6 +382,9 @@ def _patch(state: _State) -> None:
     patches.replace(graph, "capture_end", ended)
     patches.replace(graph, "replay", replayed)
     patches.replace(graph, "reset", cleared)
+    for name in ("raw_cuda_graph", "raw_cuda_graph_exec"):
+        if hasattr(graph, name):
+            patches.replace(graph, name, _handing_out(state, getattr(graph, name)))
     handle: Any = _cuda.graphs.graph_pool_handle
 
     def handed() -> Any:  # to make_graphed_callables
@@ -499,10 +554,73 @@ def _with_addresses(segment: dict[str, Any]) -> list[dict[str, Any]]:
     return blocks
 
 
-def _wait_for_others(state: _State) -> _Replays:
-    """Orders a replay on the current stream after those before it, whose last one it becomes."""
-    stream = torch.cuda.current_stream()
-    replays = state.replays.setdefault(torch.cuda.current_device(), _Replays())
+def _pause(state: _State, graph: Any, device: int) -> None:
+    """A capture is about to begin: eager tensors are no longer in the memory of graphs."""
+    if device in state.lent:
+        with _out_of_memory():
+            _lending(state).pause_graph_loans(device)
+        state.paused[graph] = device
+
+
+def _resume(state: _State, graph: Any) -> None:
+    if (device := state.paused.pop(graph, None)) is not None:
+        _lending(state).resume_graph_loans(device)
+
+
+@contextmanager
+def _out_of_memory() -> Iterator[None]:
+    """Raises torch's error if the memory has run out."""
+    try:
+        yield
+    except OutOfMemory as error:
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory: {error}; free some tensors, or leave out eager=True of "
+            "stalloc.share_graphs()"
+        ) from error
+
+
+@contextmanager
+def _alone(state: _State, device: int) -> Iterator[None]:
+    """For a replay: no eager tensor is in the memory of graphs."""
+    if device not in state.lent:
+        yield
+        return
+    stream = torch.cuda.current_stream(device)
+    module, stays = _lending(state), _stays(stream)
+    try:
+        module.begin_graph_replay(device, stream.cuda_stream, stays)
+    except OutOfMemory:
+        torch.cuda.empty_cache()
+        with _out_of_memory():
+            module.begin_graph_replay(device, stream.cuda_stream, stays)
+    try:
+        yield
+    finally:
+        module.end_graph_replay(device)
+
+
+def _handing_out(state: _State, method: Any) -> Any:
+    @functools.wraps(method)
+    def handed(this: Any, *args: Any, **kwargs: Any) -> Any:
+        if this in state.ordered:
+            state.may_lend = False
+            for device in state.lent:
+                with _out_of_memory():
+                    _lending(state).end_graph_loans(device)
+        return method(this, *args, **kwargs)
+
+    return handed
+
+
+def _stays(stream: Any) -> bool:
+    """False for a stream that is not torch's, and may be destroyed: its number is its handle."""
+    return stream.cuda_stream == 0 or bool(stream.stream_id != stream.cuda_stream)
+
+
+def _wait_for_others(state: _State, device: int) -> _Replays:
+    """Orders a replay on the device's current stream after those before it."""
+    stream = torch.cuda.current_stream(device)
+    replays = state.replays.setdefault(device, _Replays())
     if replays.event is not None:
         stream.wait_event(replays.event)
     elif replays.stream is not None and replays.stream != stream:

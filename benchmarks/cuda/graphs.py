@@ -10,6 +10,10 @@ no other graph's. Prints a table; with `--output NAME` writes NAME.json.
 
 One pool for all graphs is right only where they are replayed in the order of their captures, and
 where no result is read later.
+
+A second table has programs whose eager parts run between replays: an evaluation, a prefill. Their
+figures are of the whole device, with parameters and inputs. The load is what lives in the end, and
+beside it the most that a graph or an eager part needs at once, but for each other.
 """
 
 from __future__ import annotations
@@ -191,6 +195,99 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+class Eager:
+    """The most that eager parts of a program need at once."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def __enter__(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+        self._before = torch.cuda.memory_allocated()
+
+    def __exit__(self, *error: object) -> None:
+        self.most = max(self.most, torch.cuda.max_memory_allocated() - self._before)
+
+
+def evaluation(eager: Eager) -> Any:
+    """A graph of a whole iteration, and an evaluation without gradients every 10 iterations."""
+    model = nn.Sequential(*(Block() for _ in range(6)), nn.Linear(WIDTH, VOCABULARY)).cuda()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, LENGTH, WIDTH, device="cuda")
+    target = torch.zeros(8 * LENGTH, dtype=torch.int64, device="cuda")
+
+    def loss_of(inputs: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(model(inputs).flatten(0, 1), target)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = loss_of(x)
+        loss.backward()
+        optimizer.step()
+    for iteration in range(1, 31):
+        graph.replay()
+        if iteration % 10 == 0:
+            with eager, torch.no_grad():
+                for _ in range(4):
+                    loss_of(torch.randn(8, LENGTH, WIDTH, device="cuda"))
+    return model, graph, x, loss
+
+
+def prefill(eager: Eager) -> Any:
+    """Graphs that decode for up to 128 sequences; before each 16 replays, 8 prompts are read."""
+    model = nn.Sequential(*(Block() for _ in range(12)), nn.Linear(WIDTH, VOCABULARY)).cuda()
+    graphs = []
+    with torch.no_grad():
+        for rows in BATCHES:
+            x = torch.randn(rows, 64, WIDTH, device="cuda")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                tokens = model(x)[:, -1].argmax(-1)
+            graphs.append((graph, x, tokens))
+        for request in range(24):
+            with eager:
+                prompt = torch.randn(8, 512, WIDTH, device="cuda")
+                model(prompt)[:, -1].argmax(-1)
+                del prompt
+            for _ in range(16):
+                graphs[request % len(graphs)][0].replay()
+    return model, graphs
+
+
+EAGER_PROGRAMS: dict[str, Callable[[Eager], Any]] = {
+    "a graphed iteration, evaluation every 10": evaluation,
+    "8 batch sizes to decode, an eager prefill": prefill,
+}
+EAGER_WAYS: dict[str, dict[str, str]] = {
+    "torch": {},
+    "torch, expandable segments": EXPANDABLE,
+    "stalloc": {},
+    "stalloc, eager=True": {},
+}
+
+
+def measure_eager(program: str, way: str) -> dict[str, int]:
+    """The load, and what the device holds in the end and at most."""
+    captures, eager = Captures(follows=False), Eager()
+    torch.cuda.init()
+    if way.startswith("stalloc"):
+        stalloc.share_graphs(eager="eager" in way)
+    kept = EAGER_PROGRAMS[program](eager)
+    free, total = torch.cuda.mem_get_info()
+    temporaries = max(most - kept for most, kept in captures.peaks)
+    load = torch.cuda.memory_allocated() + max(temporaries, eager.most)
+    del kept
+    return {
+        "graphs": len(captures.peaks),
+        "temporaries": temporaries,
+        "eager": eager.most,
+        "load": load,
+        "held": total - free,
+    }
+
+
 def measure(program: str, way: str) -> dict[str, int]:
     """The load of the graphs, and what the device holds for them."""
     captures = Captures(follows=way == "torch")
@@ -209,6 +306,25 @@ def measure(program: str, way: str) -> dict[str, int]:
     return {"graphs": len(captures.peaks), "load": captures.load, **bound, "reserved": reserved}
 
 
+def measure_all_eager() -> list[dict[str, Any]]:
+    """Measures and prints the programs with eager parts."""
+    rows = []
+    print(
+        f"\n{'program':<48}{'memory':<38}{'temporaries':>16}{'eager':>16}{'load':>16}{'held':>16}"
+        f"{'of the load':>13}"
+    )
+    for program in EAGER_PROGRAMS:
+        for way, environment in EAGER_WAYS.items():
+            output = comparison.in_a_process(__file__, "--measure", program, way, **environment)
+            row = {"program": program, "memory": way, **json.loads(output.splitlines()[-1])}
+            rows.append(row)
+            print(
+                f"{program:<48}{way:<38}{row['temporaries']:>16,}{row['eager']:>16,}"
+                f"{row['load']:>16,}{row['held']:>16,}{row['held'] / row['load']:>13.3f}"
+            )
+    return rows
+
+
 def main() -> None:
     """Measures, prints, and writes with `--output NAME`."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -216,7 +332,8 @@ def main() -> None:
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(*args.measure)), flush=True)
+        does = measure_eager if args.measure[0] in EAGER_PROGRAMS else measure
+        print(json.dumps(does(*args.measure)), flush=True)
         os._exit(0)  # torch aborts where autograd's worker still holds Python's (pytorch#173568)
     rows = []
     print(
@@ -234,12 +351,14 @@ def main() -> None:
                 f"{program:<48}{way:<38}{row['graphs']:>7}{row['load']:>16,}{row['bound']:>16,}"
                 f"{row['reserved']:>16,}{row['reserved'] / row['load']:>13.3f}"
             )
+    eager_rows = measure_all_eager()
     if args.output:
         document = {
             "device": "pretended (tests/standin)",
             "torch": torch.__version__,
             "commit": last_change("csrc", "stalloc", "benchmarks/cuda"),
             "results": rows,
+            "eager": eager_rows,
         }
         args.output.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
 

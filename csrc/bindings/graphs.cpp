@@ -47,6 +47,7 @@ py::dict figures(int device) {
   d["addresses"] = f.addresses;
   d["shared"] = f.shared;
   d["own"] = f.own;
+  d["eager"] = f.eager;
   d["pools"] = f.pools;
   return d;
 }

@@ -105,6 +105,11 @@ void GraphMemory::leave(const Chunk& chunk) noexcept {
   while (!shared_.empty() && shared_.back().users == 0) shared_.pop_back();
 }
 
+void GraphMemory::leave_lent(const Chunk& chunk) noexcept {
+  if (chunk.shared != kOwn) --shared_[chunk.shared].lent;
+  leave(chunk);
+}
+
 bool GraphMemory::map(std::uintptr_t at, std::uint64_t handle) noexcept {
   if (runtime_.memory_map(at, unit_, /*offset=*/0, handle, /*flags=*/0)) {
     runtime_.get_last_error();
@@ -178,10 +183,15 @@ void GraphMemory::drop(Segments::iterator segment) noexcept {
   const auto& [begin, s] = *segment;
   for (std::size_t i = 0; i < s.chunks.size(); ++i) {
     runtime_.memory_unmap(begin + in_bytes(i), unit_);
-    leave(s.chunks[i]);
+    if (s.pool == kEager) {
+      leave_lent(s.chunks[i]);
+    } else {
+      leave(s.chunks[i]);
+    }
   }
   runtime_.address_free(begin, s.room);
   const Pool pool = s.pool;
+  if (pool != kEager) ++changes_;
   segments_.erase(segment);
   const bool left =
       std::ranges::any_of(segments_, [&](const auto& entry) { return entry.second.pool == pool; });
@@ -485,6 +495,109 @@ void GraphMemory::apply(std::vector<Move> moves) {
     replace(move.at, move.to.shared == kOwn ? move.to.handle : shared_[move.to.shared].handle);
     leave(before);
   }
+  ++changes_;
+}
+
+std::vector<std::size_t> GraphMemory::lendable_chunks() const {
+  std::vector<std::size_t> result;
+  for (std::size_t i = 0; i < shared_.size(); ++i) {
+    if (shared_[i].users > shared_[i].lent) result.push_back(i);
+  }
+  return result;
+}
+
+Bytes GraphMemory::lendable() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<Bytes>(in_bytes(lendable_chunks().size()));
+}
+
+void* GraphMemory::lend(Bytes size) noexcept {
+  const std::lock_guard lock(mutex_);
+  const RelaxedCapture relaxed(runtime_);
+  const DeviceGuard guard(runtime_, device_);
+  const std::size_t count = (static_cast<std::size_t>(size) + unit_ - 1) / unit_;
+  const std::vector<std::size_t> chunks = lendable_chunks();
+  std::uintptr_t begin = 0;
+  if (guard.error() || size <= 0 || count > chunks.size()) return nullptr;
+  if (runtime_.address_reserve(&begin, in_bytes(count), 0, 0, 0)) {
+    runtime_.get_last_error();
+    return nullptr;
+  }
+  const auto segment = segments_.emplace(begin, Segment{kEager, in_bytes(count), {}}).first;
+  segment->second.chunks.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    Shared& shared = shared_[chunks[i]];
+    if (!map(begin + in_bytes(i), shared.handle)) {
+      drop(segment);
+      return nullptr;
+    }
+    ++shared.users;
+    ++shared.lent;
+    segment->second.chunks.push_back({chunks[i]});
+  }
+  return reinterpret_cast<void*>(begin);
+}
+
+bool GraphMemory::lends(const void* p) const {
+  const std::lock_guard lock(mutex_);
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  auto segment = segments_.upper_bound(address);
+  if (segment == segments_.begin()) return false;
+  --segment;
+  return segment->second.pool == kEager && address < segment->first + segment->second.room;
+}
+
+void GraphMemory::keep(std::span<const Addresses> blocks) {
+  const std::lock_guard lock(mutex_);
+  const RelaxedCapture relaxed(runtime_);
+  const DeviceGuard guard(runtime_, device_);
+  std::map<std::size_t, std::uint64_t> fresh;  // by the index of a shared chunk
+  std::set<std::uintptr_t> kept;               // addresses of chunks
+  for (const Addresses& block : blocks) {
+    for_each_chunk(kEager, block, [&](std::uintptr_t at, Chunk& chunk) {
+      if (chunk.shared == kOwn) return;
+      fresh[chunk.shared] = 0;
+      kept.insert(at);
+    });
+  }
+  if (kept.empty()) return;
+  if (captures_ > 0) {  // which the wait would spoil
+    throw Error("eager tensors are in the memory of graphs on GPU " + std::to_string(device_) +
+                ", where a graph is being captured");
+  }
+  if (const auto error = runtime_.device_synchronize()) {
+    runtime_.fail("waiting for the device", device_, error);
+  }
+  for (auto& [index, handle] : fresh) {
+    handle = create();
+    if (handle) continue;
+    for (const auto& [other, made] : fresh) {
+      if (made) runtime_.memory_release(made);
+    }
+    throw OutOfMemory("eager tensors are in " +
+                      format_bytes(static_cast<Bytes>(in_bytes(kept.size()))) +
+                      " of the memory of captured graphs, and GPU " + std::to_string(device_) +
+                      " has not as much left for the graphs");
+  }
+  std::map<std::size_t, std::uint64_t> before;
+  for (const auto& [index, handle] : fresh) {
+    before[index] = std::exchange(shared_[index].handle, handle);
+  }
+  for (auto& [begin, segment] : segments_) {
+    for (std::size_t i = 0; i < segment.chunks.size(); ++i) {
+      Chunk& chunk = segment.chunks[i];
+      const std::uintptr_t at = begin + in_bytes(i);
+      const auto changed = fresh.find(chunk.shared);
+      if (changed == fresh.end()) continue;
+      if (kept.contains(at)) {
+        const Chunk left = std::exchange(chunk, {kOwn, before[chunk.shared]});
+        ++own_[chunk.handle];
+        leave_lent(left);
+      } else {
+        replace(at, changed->second);
+      }
+    }
+  }
 }
 
 GraphMemory::Figures GraphMemory::figures() const {
@@ -496,11 +609,17 @@ GraphMemory::Figures GraphMemory::figures() const {
   const auto held =
       std::ranges::count_if(shared_, [](const Shared& shared) { return shared.users > 0; });
   result.shared = static_cast<Bytes>(in_bytes(static_cast<std::size_t>(held) + (blank_ ? 1 : 0)));
-  result.own = static_cast<Bytes>(in_bytes(own_.size()));
   std::set<Pool> pools;
+  std::size_t eager = 0;
   for (const auto& [begin, segment] : segments_) {
-    if (segment.pool != Pool{}) pools.insert(segment.pool);
+    if (segment.pool == kEager) {
+      eager += static_cast<std::size_t>(std::ranges::count(segment.chunks, kOwn, &Chunk::shared));
+    } else if (segment.pool != Pool{}) {
+      pools.insert(segment.pool);
+    }
   }
+  result.eager = static_cast<Bytes>(in_bytes(eager));
+  result.own = static_cast<Bytes>(in_bytes(own_.size() - eager));
   result.pools = pools.size();
   return result;
 }

@@ -22,12 +22,19 @@
 //   a chunk of pool A   | activations | temporaries of the backward pass  |
 //   another one         | activations     | gradients, which live on ...
 //
+// Between two replays nothing lies in the shared chunks. So eager blocks may have them, too: lend()
+// gives them addresses, as if for one more graph. What of these blocks is still needed when a graph
+// is replayed keeps its chunks, and the graphs get others for them: keep().
+//
+//   eager blocks | shared 0 | shared 1 | shared 2 |
+//
 // Several captures may go on at once on a device, in several threads. One of them at a time is into
 // a pool that is known here; the segments that are requested meanwhile belong to that pool.
 //
 // Thread-safe. Never destroyed.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -64,6 +71,7 @@ class GraphMemory {
     Bytes addresses = 0;
     Bytes shared = 0;  // memory
     Bytes own = 0;     // memory
+    Bytes eager = 0;   // memory that eager blocks have kept
     std::size_t pools = 0;
   };
 
@@ -96,6 +104,22 @@ class GraphMemory {
   void settle(Pool pool, std::span<const Addresses> kept,
               std::optional<std::span<const Use>> uses = std::nullopt);
 
+  // Bytes of the shared chunks that graphs have: what lend() can give.
+  Bytes lendable() const;
+  // Addresses that have those chunks, one after another, for eager blocks; null unless `size` bytes
+  // can be lent. Until release(). Whoever lends at several addresses lets no two blocks live at
+  // once in one chunk.
+  void* lend(Bytes size) noexcept;
+  // True if `p` lies in lent addresses.
+  bool lends(const void* p) const;
+  // Grows whenever the chunks that can be lent may have changed.
+  std::uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
+  // Eager blocks at lent addresses keep their chunks for as long as these addresses stay. The
+  // graphs get new memory for them, without what they hold. Waits for the device. Throws
+  // OutOfMemory if it lacks the memory, and Error if it cannot be waited for because a graph is
+  // captured on it; then nothing has changed.
+  void keep(std::span<const Addresses> blocks);
+
   Figures figures() const;
 
  private:
@@ -108,6 +132,8 @@ class GraphMemory {
     bool is_lent = false;         // that one is of other addresses, at other times
     bool lives = false;           // a block lived here when the last capture ended
   };
+  // In place of the pool of segments that are lent: no pool of torch's.
+  static constexpr Pool kEager{~std::uint64_t{0}, ~std::uint64_t{0}};
   struct Segment {
     Pool pool;
     std::size_t room = 0;  // bytes of addresses
@@ -116,6 +142,7 @@ class GraphMemory {
   struct Shared {  // no memory while there are no users
     std::uint64_t handle = 0;
     std::size_t users = 0;  // addresses
+    std::size_t lent = 0;   // of these, those for eager blocks
   };
   struct Move {  // of addresses to another chunk
     std::uintptr_t at = 0;
@@ -162,6 +189,8 @@ class GraphMemory {
   // OutOfMemory.
   void join(Chunk& chunk);
   void leave(const Chunk& chunk) noexcept;
+  void leave_lent(const Chunk& chunk) noexcept;
+  std::vector<std::size_t> lendable_chunks() const;
   // Calls `visit(at, chunk)` for the chunks of a pool behind the addresses.
   template <typename Visit>
   void for_each_chunk(Pool pool, Addresses addresses, Visit visit);
@@ -193,6 +222,7 @@ class GraphMemory {
   std::size_t blanks_ = 0;                    // addresses that have the blank chunk
   std::map<std::uint64_t, std::size_t> own_;  // chunks of pools: the addresses that have each
   std::vector<std::uintptr_t> retired_;
+  std::atomic<std::uint64_t> changes_{0};
 };
 
 }  // namespace stalloc::device

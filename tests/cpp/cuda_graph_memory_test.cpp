@@ -374,6 +374,89 @@ TEST_F(Graphs, LentChunksOutliveTheirOwnersAddresses) {
   EXPECT_EQ(held(), 0);
 }
 
+// Eager blocks between two replays.
+TEST_F(Graphs, SharedChunksAreLentAndTakenBack) {
+  EXPECT_EQ(memory_->lendable(), 0);
+  EXPECT_EQ(memory_->lend(kUnit), nullptr);
+  void* a = segment(1, 20 * kMiB);
+  memory_->settle({1, 0}, std::array{part(a, 0, 1)});
+  EXPECT_EQ(memory_->lendable(), 18 * kMiB);
+  const std::uint64_t changes = memory_->changes();
+  void* lent = memory_->lend(18 * kMiB);
+  ASSERT_NE(lent, nullptr);
+  EXPECT_EQ(memory_->lend(20 * kMiB), nullptr);
+  EXPECT_TRUE(memory_->lends(lent));
+  EXPECT_FALSE(memory_->lends(a));
+  EXPECT_EQ(held(), 20 * kMiB) << "no memory of its own";
+  EXPECT_EQ(memory_->changes(), changes);
+  std::set<std::uint64_t> graphs;
+  for (Bytes at = 2 * kMiB; at < 20 * kMiB; at += kUnit)
+    graphs.insert(behind(part(a, at, at).begin));
+  for (Bytes at = 0; at < 18 * kMiB; at += kUnit) {
+    EXPECT_EQ(graphs.erase(behind(part(lent, at, at).begin)), 1U);
+  }
+  memory_->release(a);
+  EXPECT_NE(memory_->changes(), changes);
+  EXPECT_EQ(memory_->lendable(), 0);
+  EXPECT_EQ(held(), 18 * kMiB);
+  memory_->release(lent);
+  EXPECT_EQ(held(), 0);
+}
+
+TEST_F(Graphs, GraphsGetOtherChunksForWhatEagerBlocksKeep) {
+  void* a = segment(1, 20 * kMiB);
+  memory_->settle({1, 0}, {});
+  void* b = segment(2, 10 * kMiB);
+  memory_->settle({2, 0}, {});
+  void* first = memory_->lend(20 * kMiB);
+  void* second = memory_->lend(20 * kMiB);
+  const std::uint64_t kept[] = {behind(part(first, 4 * kMiB, 0).begin),
+                                behind(part(first, 6 * kMiB, 0).begin)};
+  memory_->keep(std::array{part(first, 5 * kMiB, 7 * kMiB)});
+  EXPECT_EQ(behind(part(first, 4 * kMiB, 0).begin), kept[0]);
+  EXPECT_EQ(behind(part(first, 6 * kMiB, 0).begin), kept[1]);
+  EXPECT_EQ(memory_->figures().eager, 4 * kMiB);
+  EXPECT_EQ(memory_->figures().own, 0);
+  EXPECT_EQ(memory_->figures().shared, 20 * kMiB);
+  EXPECT_EQ(memory_->figures().pools, 2U);
+  EXPECT_EQ(held(), 24 * kMiB);
+  for (const void* graph : {a, b, second}) {
+    for (Bytes at = 0; at < (graph == b ? 10 : 20) * kMiB; at += kUnit) {
+      const std::uint64_t chunk = behind(part(graph, at, at).begin);
+      EXPECT_NE(chunk, kept[0]);
+      EXPECT_NE(chunk, kept[1]);
+      EXPECT_EQ(chunk, behind(part(a, at, at).begin)) << "graphs still share";
+    }
+  }
+  memory_->keep(std::array{part(first, 5 * kMiB, 7 * kMiB)});
+  EXPECT_EQ(held(), 24 * kMiB) << "there is nothing left to do";
+  for (void* p : {a, second, b}) memory_->release(p);
+  EXPECT_EQ(held(), 20 * kMiB);
+  memory_->release(first);
+  EXPECT_EQ(held(), 0);
+}
+
+TEST_F(Graphs, WithoutMemoryForTheGraphsNothingIsKept) {
+  void* a = segment(1, 20 * kMiB);
+  memory_->settle({1, 0}, {});
+  void* lent = memory_->lend(20 * kMiB);
+  void* most = nullptr;
+  ASSERT_EQ(cudaMalloc(&most, static_cast<std::size_t>(kDevice - held() - kUnit)), kCudaSuccess);
+  EXPECT_THROW(memory_->keep(std::array{part(lent, 0, 4 * kMiB)}), OutOfMemory);
+  EXPECT_EQ(held(), kDevice - kUnit);
+  for (Bytes at = 0; at < 20 * kMiB; at += kUnit) {
+    EXPECT_EQ(behind(part(a, at, at).begin), behind(part(lent, at, at).begin));
+  }
+  memory_->begin({0, 0});
+  EXPECT_THROW(memory_->keep(std::array{part(lent, 0, kMiB)}), Error)
+      << "the wait spoils a capture";
+  memory_->end({0, 0});
+  memory_->keep(std::array{part(lent, 0, 2 * kMiB)});
+  EXPECT_NE(behind(part(a, 0, 0).begin), behind(part(lent, 0, 0).begin));
+  ASSERT_EQ(cudaFree(most), kCudaSuccess);
+  memory_->release(lent);
+}
+
 TEST_F(Graphs, TooLittleMemoryLeavesEarlierGraphsTheirChunks) {
   using Use = GraphMemory::Use;
   const void* a = segment(1, 20 * kMiB);

@@ -365,6 +365,36 @@ TEST_F(Standin, ReportsUnmappingOfMemoryInUse) {
   EXPECT_EQ(standin_misuses(), 1);
 }
 
+TEST_F(Standin, FindsUnorderedWorkOnMemoryThatTwoAddressesHave) {
+  using Address = std::uintptr_t;
+  constexpr int properties[8] = {1, 0, 1, 0}, allowed[3] = {1, 0, 3};
+  auto* reserve = driver<int(Address*, std::size_t, std::size_t, Address, unsigned long long)>(
+      "cuMemAddressReserve");
+  auto* create =
+      driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
+  auto* map =
+      driver<int(Address, std::size_t, std::size_t, std::uint64_t, unsigned long long)>("cuMemMap");
+  auto* access = driver<int(Address, std::size_t, const void*, std::size_t)>("cuMemSetAccess");
+  cudaFree(nullptr);
+  std::uint64_t handle = 0;
+  create(&handle, 2 * kMiB, properties, 0);
+  Address at[2] = {};
+  for (Address& address : at) {
+    reserve(&address, 2 * kMiB, 0, 0, 0);
+    map(address, 2 * kMiB, 0, handle, 0);
+    access(address, 2 * kMiB, allowed, 1);
+  }
+  void* a = stream();
+  void* b = stream();
+  standin_use(a, reinterpret_cast<void*>(at[0]), 4096, 1);
+  standin_use(b, reinterpret_cast<void*>(at[1] + 4096), 4096, 2);
+  EXPECT_EQ(standin_hazards(), 0) << "another part of it";
+  standin_use(b, reinterpret_cast<void*>(at[1]), 1, 2);
+  EXPECT_EQ(standin_hazards(), 1);
+  standin_use(a, reinterpret_cast<void*>(at[0] + 4096), 1, 2);
+  EXPECT_EQ(standin_hazards(), 1) << "the same owner's";
+}
+
 TEST_F(Standin, ContextsAreMadeWhereWorkIsDone) {
   standin_set_devices(4);
   int number = -1;

@@ -489,6 +489,32 @@ def test_replays_on_streams_that_may_vanish_leave_an_event() -> None:
 
 
 @isolated
+def test_replays_on_a_stream_that_has_vanished_are_waited_for() -> None:
+    stalloc.share_graphs()
+    graphs = [captured(lambda: temporaries(1))[0] for _ in range(2)]
+    handle = standin.new_stream()
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle)):
+        graphs[0].replay()
+    standin.destroy_stream(handle)
+    graphs[1].replay()
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_replays_from_another_device_are_ordered() -> None:
+    stalloc.share_graphs()
+    captured_there = Captured(1)
+    captured_there.kept(2)
+    captured_there.end()
+    streams = [torch.cuda.Stream(1) for _ in range(2)]
+    waits = standin.calls("cudaStreamWaitEvent")
+    for stream in streams:
+        with torch.cuda.stream(stream), torch.cuda.device(0):
+            captured_there.graph.replay()
+    assert standin.calls("cudaStreamWaitEvent") == waits + 1
+
+
+@isolated
 def test_layers_that_torch_graphs_share() -> None:
     def layer() -> nn.Module:
         return nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()

@@ -105,7 +105,8 @@ int Memory::create(int device, std::uint64_t size, std::uint64_t* handle, bool s
   if (size == 0 || size % kGranularity != 0) return kInvalidValue;
   if (!take(device, size)) return kOutOfMemory;
   *handle = next_handle_++;
-  handles_.emplace(*handle, Handle{size, device, 1, 0, shareable, new_contents(size)});
+  handles_.emplace(*handle, Handle{size, device, 1, 0, shareable, next_begin_, new_contents(size)});
+  next_begin_ += size;
   return kSuccess;
 }
 
@@ -193,6 +194,20 @@ int Memory::set_access(Address begin, std::uint64_t size, std::uint64_t devices)
 std::uint64_t Memory::accesses(Address begin) const {
   const auto it = mappings_.find(begin);
   return it == mappings_.end() ? 0 : it->second.devices;
+}
+
+std::vector<Memory::Part> Memory::parts_behind(Address begin, Address end) const {
+  std::vector<Part> result;
+  auto it = mappings_.upper_bound(begin);
+  if (it != mappings_.begin()) --it;
+  for (; it != mappings_.end() && it->first < end; ++it) {
+    const Address from = std::max(begin, it->first);
+    const Address to = std::min(end, it->first + it->second.size);
+    if (from >= to) continue;
+    const Address base = handles_.at(it->second.handle).begin;
+    result.push_back({base + (from - it->first), base + (to - it->first)});
+  }
+  return result;
 }
 
 std::uint64_t Memory::handle_at(Address address) const {

@@ -65,6 +65,14 @@ class Memory {
   std::uint64_t size_of(std::uint64_t handle) const;
   bool is_shareable(std::uint64_t handle) const;
 
+  // The parts of [begin, end) that are mapped, as addresses of the memory itself: the same for all
+  // mappings of one handle, and no other's ever.
+  struct Part {
+    Address begin = 0;
+    Address end = 0;
+  };
+  std::vector<Part> parts_behind(Address begin, Address end) const;
+
   // True if all of [begin, end) may be used; the device that it lies on.
   bool usable(Address begin, Address end) const;
   struct Piece {
@@ -98,6 +106,7 @@ class Memory {
     int references = 1;
     int mappings = 0;
     bool shareable = false;  // with other processes
+    Address begin = 0;       // of the memory itself
     std::shared_ptr<Contents> contents;
   };
   struct Mapping {
@@ -119,6 +128,7 @@ class Memory {
   std::map<Address, Mapping> mappings_;
   std::unordered_map<std::uint64_t, Handle> handles_;
   std::uint64_t next_handle_ = 1;
+  Address next_begin_ = 0;  // of the memory of handles
   bool keeps_contents_ = false;
 };
 

@@ -13,9 +13,9 @@
 //
 // Two kinds of errors are counted, each with a sentence that says what happened:
 //
-//   hazard   an address is used for another owner (standin_use), and no stream, event or wait of
-//            the host orders the earlier owner's work before it. Found from the order alone, as by
-//            a race detector, whenever the work completed.
+//   hazard   an address, or virtual memory behind it, is used for another owner (standin_use), and
+//            no stream, event or wait of the host orders the earlier owner's work before it. Found
+//            from the order alone, as by a race detector, whenever the work completed.
 //   misuse   an error of the program: memory freed twice, freed while mapped, unmapped while in
 //            use, or used without an allocation; a destroyed stream used; a forbidden call while a
 //            stream is captured.

@@ -80,7 +80,7 @@ void World::reset() {
                    setting("STANDIN_CONTEXT", 0));
   streams.recycle_handles(false);
   streams.configure(devices, setting("STANDIN_MANUAL", 0) != 0);
-  history = History{};
+  history = virtual_history = History{};
   graphs.clear();
   executables.clear();
   captures.clear();
@@ -131,7 +131,14 @@ int World::check_use(const Use& use, const Point& p, const Clock& past) {
                   static_cast<unsigned long long>(use.end));
     return misuse(text, 700);
   }
-  if (const auto earlier = history.add(use, p, past)) {
+  std::optional<Use> earlier = history.add(use, p, past);
+  for (const Memory::Part& part : memory.parts_behind(use.begin, use.end)) {
+    const Use there{part.begin, part.end, use.owner};
+    if (const auto found = virtual_history.add(there, p, past)) {
+      earlier = Use{use.begin, use.end, found->owner};
+    }
+  }
+  if (earlier) {
     ++hazards;
     std::snprintf(text, sizeof text,
                   "owner %llu uses %#llx..%#llx with nothing that orders owner %llu's work on it "

@@ -55,7 +55,8 @@ class World {
   std::mutex mutex;
   Memory memory;
   Streams streams;
-  History history;
+  History history;          // by address
+  History virtual_history;  // of virtual memory, by the place in it: addresses may share it
   std::unordered_map<HandleValue, Graph> graphs;
   std::unordered_map<HandleValue, Graph> executables;
   std::map<Address, std::uint64_t> host_memory;

@@ -186,6 +186,7 @@ void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
     if (runtime->recorder().active()) runtime->recorder().on_free(p, running_node());
   }
   if (directs_.load(std::memory_order_relaxed) > 0 && free_directly(p)) return;
+  const GraphLoans::Free loan(loans_, p);
   forget(p);
   native_free(p);
 }
@@ -206,7 +207,10 @@ void CudaAllocator::adopt(c10::DataPtr& block) {
 }
 
 bool CudaAllocator::is_needed() const {
-  if (adopted_count_.load() > 0 || directs_.load() > 0 || history_.has_entries()) return true;
+  if (adopted_count_.load() > 0 || directs_.load() > 0 || history_.has_entries() ||
+      loans_.lends_anywhere()) {
+    return true;
+  }
   {
     const std::lock_guard lock(mutex_);
     if (!open_pools_.empty()) return true;
@@ -359,6 +363,44 @@ void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Req
   }
 }
 
+// A plan has its own memory for such requests, and a profile is to have them.
+c10::DataPtr CudaAllocator::lend(const Request& request) {
+  runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(request.device);
+  if (runtime && (runtime->allocator().enabled() || runtime->recorder().active())) return {};
+  if (request.size < device::LoanBook::kLeast || detour_of(request) != Detour::kNone) return {};
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(request.device);
+  if (stream.stream() && lifetime_of(stream) != runtime::StreamTable::Lifetime::kStays) return {};
+  c10::DataPtr block = loans_.lend(request.device, request.size, stream, [&] {
+    return to().allocate(static_cast<size_t>(request.size));
+  });
+  adopt(block);
+  return block;
+}
+
+template <typename Native>
+void* CudaAllocator::ask_torch(Native native) {
+  if (!loans_.lends_anywhere()) [[likely]] {
+    return native(Record::kLeft);
+  }
+  {
+    const Shortage shortage;
+    try {
+      return native(Record::kLeft);
+    } catch (const c10::OutOfMemoryError&) {
+      if (!loans_.give_back()) {
+        shortage.tell(observers());
+        throw;
+      }
+    }
+  }
+  return native(Record::kLeft);
+}
+
+void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
+  to().emptyCache(pool);
+  if (loans_.lends_anywhere() && pool == c10::MempoolId_t{0, 0}) loans_.give_back();
+}
+
 template <typename Native>
 void* CudaAllocator::provide(const Request& request, Native native) {
   thrift_.note_request(request.device, request.size);
@@ -380,7 +422,7 @@ void* CudaAllocator::provide(const Request& request, Native native) {
   } else {
     if (!recorder.active()) {
       follow_share(request.device);  // memory of a profile that has ended may have gone
-      return native(Record::kLeft);
+      return ask_torch(native);
     }
     if (caches_.load() && exact_.load(std::memory_order_relaxed)) {
       p = allocate_exactly(*runtime, request, native);
@@ -401,6 +443,9 @@ c10::DataPtr CudaAllocator::allocate(size_t n) {
   const Request request{static_cast<Bytes>(n), device,
                         c10::cuda::getCurrentCUDAStream(device).stream()};
   c10::DataPtr theirs;
+  if (loans_.lends(device)) [[unlikely]] {
+    if (theirs = lend(request); theirs) return theirs;
+  }
   void* p = provide(request, [&](Record record) {
     theirs = to().allocate(n);
     if (record == Record::kNoticed) adopt(theirs);
@@ -503,6 +548,7 @@ void CudaAllocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStrea
     const std::lock_guard lock(mutex_);
     if (direct_.contains(p)) return;  // freeing the block waits anyway
   }
+  loans_.record_stream(p, stream);
   c10::DataPtr alias(p, p, native_deleter_, block.device());
   to().recordStream(alias, stream);
   alias.release_context();

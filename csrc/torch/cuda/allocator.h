@@ -45,6 +45,7 @@
 #include "device/cuda_memory.h"
 #include "runtime/device_runtime.h"
 #include "torch/cuda/delegate.h"
+#include "torch/cuda/graph_loans.h"
 #include "torch/cuda/history.h"
 #include "torch/cuda/shortage.h"
 #include "torch/cuda/thrift.h"
@@ -83,10 +84,13 @@ class CudaAllocator final : public Delegate {
   static void note_profiler(bool starts);
   // Reports to a device's runtime the memory that torch's allocator holds.
   void note(c10::DeviceIndex device);
+  // Eager blocks in the memory of captured graphs.
+  GraphLoans& loans() { return loans_; }
   // Returns true if a block is left that only this can free, or memory history that only this has.
   bool is_needed() const;
 
   c10::DataPtr allocate(size_t n) override;
+  void emptyCache(c10::MempoolId_t pool = {0, 0}) override;
   c10::DeleterFnPtr raw_deleter() const override;
   void* raw_alloc(size_t n) override;
   void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override;
@@ -176,6 +180,11 @@ class CudaAllocator final : public Delegate {
   static StreamId stream_of(runtime::DeviceRuntime& runtime, const Request& request);
   // Returns a block from a plan's pool, or null.
   void* serve(runtime::DeviceRuntime& runtime, const Request& request);
+  // Serves `request` with memory of captured graphs, or not.
+  c10::DataPtr lend(const Request& request);
+  // Asks torch's allocator, and again if what is kept of graphs that are gone can go.
+  template <typename Native>
+  void* ask_torch(Native native);
   // Serves `request` in any way. `native` asks torch's allocator; its argument says if the block is
   // recorded.
   template <typename Native>
@@ -237,6 +246,7 @@ class CudaAllocator final : public Delegate {
   std::array<std::atomic<std::int64_t>, runtime::DeviceRuntime::kGpus> rescued_{};
   History history_;
   Thrift thrift_{to()};
+  GraphLoans loans_{to()};
   mutable std::mutex mutex_;  // guards the members below
   std::vector<PrivatePool> open_pools_;
   std::map<void*, Direct> direct_;

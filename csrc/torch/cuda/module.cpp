@@ -71,6 +71,38 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
         "Which requests of the last capture live on, in their order.");
   m.def("release_graph_pool", &adapters::release_graph_pool, py::arg("device"), py::arg("pool"),
         py::call_guard<py::gil_scoped_release>());
+  const auto loans = []() -> adapters::GraphLoans& {
+    return adapters::CudaAllocator::instance().loans();
+  };
+  const auto index = [](int device) { return static_cast<c10::DeviceIndex>(device); };
+  m.def(
+      "start_graph_loans", [=](int device, bool may_run) { loans().start(index(device), may_run); },
+      py::arg("device"), py::arg("may_run"), py::call_guard<py::gil_scoped_release>(),
+      "Lets eager blocks have the memory of graphs; if some may run, after their next replay.");
+  m.def(
+      "stop_graph_loans", [=](int device) { loans().stop(index(device)); }, py::arg("device"),
+      py::call_guard<py::gil_scoped_release>(),
+      "Lends no more. What is lent is still looked for at each replay.");
+  m.def(
+      "end_graph_loans", [=](int device) { loans().end(index(device)); }, py::arg("device"),
+      py::call_guard<py::gil_scoped_release>(), "The program may launch graphs by itself.");
+  m.def(
+      "begin_graph_replay",
+      [=](int device, std::uintptr_t stream, bool stays) {
+        loans().begin_replay(index(device), reinterpret_cast<cudaStream_t>(stream), stays);
+      },
+      py::arg("device"), py::arg("stream"), py::arg("stays"),
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "end_graph_replay", [=](int device) { loans().end_replay(index(device)); }, py::arg("device"),
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "pause_graph_loans", [=](int device) { loans().begin_capture(index(device)); },
+      py::arg("device"), py::call_guard<py::gil_scoped_release>(), "A capture is about to begin.");
+  m.def(
+      "resume_graph_loans", [=](int device) { loans().end_capture(index(device)); },
+      py::arg("device"), py::call_guard<py::gil_scoped_release>(),
+      "It has ended, and its memory is settled; or it has failed.");
   m.def("install_pinned", &adapters::install_pinned, py::arg("device"));
   m.def("settle_pinned", &adapters::settle_pinned, py::call_guard<py::gil_scoped_release>());
   m.def("give_back_pinned", &adapters::give_back_pinned, py::call_guard<py::gil_scoped_release>());

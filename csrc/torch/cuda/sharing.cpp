@@ -163,6 +163,10 @@ std::optional<allocator_api::ShareableHandle> CudaAllocator::share_virtual(
 // Torch's refusal to share a block of an expandable segment names a call of the driver, and the
 // program may not know of such segments.
 allocator_api::ShareableHandle CudaAllocator::share_torchs(void* p) {
+  TORCH_CHECK(!loans_.lent(p),
+              "a tensor in the memory of captured graphs cannot be shared with another process; "
+              "clone it in a torch.cuda.MemPool, which torch serves, or leave out eager=True of "
+              "stalloc.share_graphs()");
   if (!expands_.load()) return to().shareIpcHandle(p);
   try {
     return to().shareIpcHandle(p);

@@ -83,6 +83,7 @@ void CudaAllocator::note(c10::DeviceIndex device) {
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   if (!runtime || !to().initialized()) return;
   DeviceStats stats = to().getDeviceStats(device);
+  loans_.hidden().correct(device, stats);
   runtime->allocator().figures().note_fallback(sum(held_by(stats), held_directly(device)));
   limit_pools(*runtime, device, aggregate(stats.reserved_bytes).current);
 }
@@ -99,6 +100,7 @@ runtime::JointGauges::Values CudaAllocator::held_directly(c10::DeviceIndex devic
 
 DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
   DeviceStats stats = to().getDeviceStats(device);
+  loans_.hidden().correct(device, stats);
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   if (!runtime) return stats;
   const runtime::JointGauges::Values direct = held_directly(device);
@@ -167,6 +169,7 @@ void CudaAllocator::share_out(c10::DeviceIndex device) {
   has_fractions_.store(true);
   const auto total = static_cast<double>(memory.total());
   DeviceStats stats = to().getDeviceStats(device);
+  loans_.hidden().correct(device, stats);
   limit_pools(*runtime, device, aggregate(stats.reserved_bytes).current);
   const auto ours = static_cast<double>(memory.held().all.bytes.current);
   to().setMemoryFraction(std::max(fraction - ours / total, 0.0), device);
@@ -200,6 +203,7 @@ void CudaAllocator::take_back_shares() {
 
 void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   to().resetAccumulatedStats(device);
+  loans_.hidden().forget_totals(device);
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   if (!runtime) return;
   rescued_[static_cast<std::size_t>(device)].store(0);
@@ -212,6 +216,7 @@ void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
 
 void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
   to().resetPeakStats(device);
+  loans_.hidden().forget_peaks(device);
   note(device);
   if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
     runtime->allocator().figures().reset_peaks();
