@@ -2,7 +2,7 @@
 
 They are `FakeTensor`s as on the pretended GPU (`stalloc._estimate.gpu`), with the dispatch keys of
 the CPU. Each operator runs as the kernel for the meta device, which requests what the CPU's kernel
-does (`stalloc._cpu_kernels`).
+does (`stalloc._cpu_operators` and its neighbours).
 
     parameters, new floating-point tensors without values      no memory: `torch.empty`, `randn`
     results of operators with any of them                      no memory
