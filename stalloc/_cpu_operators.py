@@ -161,37 +161,6 @@ def _embedding_dense_backward(
     return result
 
 
-# Loss.cpp
-
-
-def _reduced_beside(x: Tensor, target: Tensor, reduction: int = 1, *_: float) -> Tensor:
-    """A loss whose storage has room for all elements, which are reduced from a temporary."""
-    result = x - target
-    if reduction:
-        temporary = x - target
-        del temporary
-        result.resize_(())
-    return result
-
-
-def _reduced(x: Tensor, target: Tensor, reduction: int = 1, *_: float) -> Tensor:
-    """A loss that is reduced from a temporary."""
-    elements = x - target
-    return elements.new_empty(()) if reduction else elements
-
-
-def _reduced_in_place(
-    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
-) -> Tensor:
-    """A loss whose storage has room for all elements, and holds them first."""
-    result = torch.empty_like(x)
-    if reduction:
-        reduced = x.new_empty(())
-        del reduced
-        result.resize_(())
-    return result
-
-
 # Operators, their kernels, and the dispatch key.
 KERNELS: tuple[tuple[Any, Any, str], ...] = (
     (_ATEN.native_layer_norm.default, _layer_norm, "Meta"),
@@ -201,8 +170,4 @@ KERNELS: tuple[tuple[Any, Any, str], ...] = (
     (_ATEN.native_batch_norm_backward.default, _batch_norm_backward, "Meta"),
     (_ATEN.embedding.default, _embedding, "Meta"),
     (_ATEN.embedding_dense_backward.default, _embedding_dense_backward, "Meta"),
-    (_ATEN.mse_loss.default, _reduced_beside, "Meta"),
-    (_ATEN.smooth_l1_loss.default, _reduced_beside, "Meta"),
-    (_ATEN.huber_loss.default, _reduced, "Meta"),
-    (_ATEN.binary_cross_entropy.default, _reduced_in_place, "Meta"),
 )

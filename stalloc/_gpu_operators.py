@@ -46,38 +46,6 @@ def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     return (x - largest).exp_().sum(dim, keepdim)
 
 
-def _reduced_beside(x: Tensor, target: Tensor, reduction: int = 1, *_: float) -> Tensor:
-    """A loss whose storage has room for all elements, which are reduced from a temporary."""
-    result = _elements(x, target)
-    if reduction:
-        temporary = _elements(x, target)
-        del temporary
-        result.resize_(())
-    return result
-
-
-def _reduced(x: Tensor, target: Tensor, reduction: int = 1, *_: float) -> Tensor:
-    """A loss that is reduced from a temporary."""
-    elements = _elements(x, target)
-    return elements.new_empty(()) if reduction else elements
-
-
-def _reduced_in_place(
-    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
-) -> Tensor:
-    """A loss whose storage has room for all elements, and holds them first."""
-    result = torch.empty_like(x)
-    if reduction:
-        reduced = x.new_empty(())
-        del reduced
-        result.resize_(())
-    return result
-
-
-def _elements(x: Tensor, target: Tensor) -> Tensor:
-    return x - target  # its shape, strides and type
-
-
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
     """Dropout in one kernel, which keeps a mask of bytes."""
     if not 0 <= p <= 1:
@@ -187,10 +155,6 @@ def _sum_type(x: Tensor) -> torch.dtype:
 
 # Operators, their kernels, and the dispatch key.
 KERNELS: tuple[tuple[Any, Any, str], ...] = (
-    (_ATEN.mse_loss.default, _reduced_beside, "Meta"),
-    (_ATEN.smooth_l1_loss.default, _reduced_beside, "Meta"),
-    (_ATEN.huber_loss.default, _reduced, "Meta"),
-    (_ATEN.binary_cross_entropy.default, _reduced_in_place, "Meta"),
     (_ATEN.binary_cross_entropy_with_logits.default, _with_logits, "Meta"),
     (_ATEN.logsumexp.default, _logsumexp, "Meta"),
     (_ATEN.native_dropout.default, _native_dropout, "Meta"),

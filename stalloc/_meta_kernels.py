@@ -37,6 +37,7 @@ from stalloc import (
     _gpu_attention,
     _gpu_operators,
     _gpu_reductions,
+    _loss_operators,
 )
 from stalloc._torch_modules import torch_module
 from stalloc._unrecorded import is_unrecorded, unrecorded
@@ -48,8 +49,18 @@ _ATEN = torch.ops.aten
 _torch: Any = torch  # for the parts that have no types
 _libraries: list[Any] = []
 _KERNELS = {
-    "cuda": (*_gpu_operators.KERNELS, *_gpu_attention.KERNELS, *_gpu_reductions.KERNELS),
-    "cpu": (*_cpu_operators.KERNELS, *_cpu_attention.KERNELS, *_cpu_convolutions.KERNELS),
+    "cuda": (
+        *_gpu_operators.KERNELS,
+        *_gpu_attention.KERNELS,
+        *_gpu_reductions.KERNELS,
+        *_loss_operators.KERNELS,
+    ),
+    "cpu": (
+        *_cpu_operators.KERNELS,
+        *_cpu_attention.KERNELS,
+        *_cpu_convolutions.KERNELS,
+        *_loss_operators.KERNELS,
+    ),
 }
 
 
