@@ -35,11 +35,41 @@ class Standin : public testing::Test {
     EXPECT_EQ(cudaMalloc(&p, size), kCudaSuccess);
     return p;
   }
+  using Address = std::uintptr_t;
   template <typename Function>
   static Function* driver(const char* name) {
     void* f = nullptr;
     EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &f, 13000, 0, nullptr), kCudaSuccess);
     return reinterpret_cast<Function*>(f);
+  }
+  // The driver's virtual memory.
+  static int reserve(Address* at, std::size_t size) {
+    auto* f = driver<int(Address*, std::size_t, std::size_t, Address, unsigned long long)>(
+        "cuMemAddressReserve");
+    return f(at, size, 0, 0, 0);
+  }
+  static int unreserve(Address at, std::size_t size) {
+    return driver<int(Address, std::size_t)>("cuMemAddressFree")(at, size);
+  }
+  static int create(std::uint64_t* handle, std::size_t size, const void* properties) {
+    auto* f =
+        driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
+    return f(handle, size, properties, 0);
+  }
+  static int release(std::uint64_t handle) {
+    return driver<int(std::uint64_t)>("cuMemRelease")(handle);
+  }
+  static int map(Address at, std::size_t size, std::uint64_t handle) {
+    auto* f = driver<int(Address, std::size_t, std::size_t, std::uint64_t, unsigned long long)>(
+        "cuMemMap");
+    return f(at, size, 0, handle, 0);
+  }
+  static int unmap(Address at, std::size_t size) {
+    return driver<int(Address, std::size_t)>("cuMemUnmap")(at, size);
+  }
+  static int access(Address at, std::size_t size, const void* allowed) {
+    auto* f = driver<int(Address, std::size_t, const void*, std::size_t)>("cuMemSetAccess");
+    return f(at, size, allowed, 1);
   }
 };
 
@@ -288,34 +318,23 @@ TEST_F(Standin, CaptureForbidsTheSameCallsAsCuda) {
 }
 
 TEST_F(Standin, MapsAndUnmapsAtTheSameAddresses) {
-  using Address = std::uintptr_t;
   constexpr int properties[8] = {1, 0, 1, 0};
   constexpr int forbidden[3] = {1, 0, 1}, allowed[3] = {1, 0, 3};
-  auto* reserve = driver<int(Address*, std::size_t, std::size_t, Address, unsigned long long)>(
-      "cuMemAddressReserve");
-  auto* unreserve = driver<int(Address, std::size_t)>("cuMemAddressFree");
-  auto* create =
-      driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
-  auto* release = driver<int(std::uint64_t)>("cuMemRelease");
-  auto* map =
-      driver<int(Address, std::size_t, std::size_t, std::uint64_t, unsigned long long)>("cuMemMap");
-  auto* unmap = driver<int(Address, std::size_t)>("cuMemUnmap");
-  auto* access = driver<int(Address, std::size_t, const void*, std::size_t)>("cuMemSetAccess");
 
   const std::size_t size = 64 * kGiB;
   Address at = 0;
-  ASSERT_EQ(reserve(&at, size, 0, 0, 0), kCudaSuccess);
+  ASSERT_EQ(reserve(&at, size), kCudaSuccess);
   EXPECT_EQ(standin_used(0), 0u);
   void* s = stream();
   for (int iteration = 0; iteration < 2; ++iteration) {
     std::uint64_t handle = 0;
-    ASSERT_EQ(create(&handle, size, properties, 0), kCudaSuccess);
+    ASSERT_EQ(create(&handle, size, properties), kCudaSuccess);
     EXPECT_EQ(standin_used(0), size);
-    ASSERT_EQ(map(at, size, 0, handle, 0), kCudaSuccess);
+    ASSERT_EQ(map(at, size, handle), kCudaSuccess);
     EXPECT_EQ(standin_use(s, reinterpret_cast<void*>(at), size, 1), kCudaIllegalAddress)
         << "no access yet";
-    EXPECT_EQ(access(at, size, forbidden, 1), kCudaInvalidValue) << "to read alone";
-    ASSERT_EQ(access(at, size, allowed, 1), kCudaSuccess);
+    EXPECT_EQ(access(at, size, forbidden), kCudaInvalidValue) << "to read alone";
+    ASSERT_EQ(access(at, size, allowed), kCudaSuccess);
     EXPECT_EQ(standin_use(s, reinterpret_cast<void*>(at), size, 1), kCudaSuccess);
     ASSERT_EQ(release(handle), kCudaSuccess);
     EXPECT_EQ(standin_used(0), size) << "the mapping holds the memory";
@@ -332,33 +351,22 @@ TEST_F(Standin, KeepsTheDriversErrorsApartFromTheRuntimes) {
   standin_set_memory(0, kMiB);
   int properties[8] = {1, 0, 1, 0};
   cudaFree(nullptr);
-  auto* create =
-      driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
   std::uint64_t handle = 0;
-  EXPECT_EQ(create(&handle, 2 * kMiB, properties, 0), kCudaOutOfMemory);
+  EXPECT_EQ(create(&handle, 2 * kMiB, properties), kCudaOutOfMemory);
   EXPECT_EQ(cudaGetLastError(), kCudaSuccess);
 }
 
 TEST_F(Standin, ReportsUnmappingOfMemoryInUse) {
   standin_set_manual(1);
-  using Address = std::uintptr_t;
   int properties[8] = {1, 0, 1, 0};
-  auto* reserve = driver<int(Address*, std::size_t, std::size_t, Address, unsigned long long)>(
-      "cuMemAddressReserve");
-  auto* create =
-      driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
-  auto* map =
-      driver<int(Address, std::size_t, std::size_t, std::uint64_t, unsigned long long)>("cuMemMap");
-  auto* unmap = driver<int(Address, std::size_t)>("cuMemUnmap");
-  auto* access = driver<int(Address, std::size_t, const void*, std::size_t)>("cuMemSetAccess");
   cudaFree(nullptr);
   Address at = 0;
   std::uint64_t handle = 0;
   constexpr int allowed[3] = {1, 0, 3};
-  reserve(&at, 2 * kMiB, 0, 0, 0);
-  create(&handle, 2 * kMiB, properties, 0);
-  map(at, 2 * kMiB, 0, handle, 0);
-  access(at, 2 * kMiB, allowed, 1);
+  reserve(&at, 2 * kMiB);
+  create(&handle, 2 * kMiB, properties);
+  map(at, 2 * kMiB, handle);
+  access(at, 2 * kMiB, allowed);
   standin_use(stream(), reinterpret_cast<void*>(at), 1, 1);
   EXPECT_EQ(standin_misuses(), 0);
   unmap(at, 2 * kMiB);
@@ -366,23 +374,15 @@ TEST_F(Standin, ReportsUnmappingOfMemoryInUse) {
 }
 
 TEST_F(Standin, FindsUnorderedWorkOnMemoryThatTwoAddressesHave) {
-  using Address = std::uintptr_t;
   constexpr int properties[8] = {1, 0, 1, 0}, allowed[3] = {1, 0, 3};
-  auto* reserve = driver<int(Address*, std::size_t, std::size_t, Address, unsigned long long)>(
-      "cuMemAddressReserve");
-  auto* create =
-      driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
-  auto* map =
-      driver<int(Address, std::size_t, std::size_t, std::uint64_t, unsigned long long)>("cuMemMap");
-  auto* access = driver<int(Address, std::size_t, const void*, std::size_t)>("cuMemSetAccess");
   cudaFree(nullptr);
   std::uint64_t handle = 0;
-  create(&handle, 2 * kMiB, properties, 0);
+  create(&handle, 2 * kMiB, properties);
   Address at[2] = {};
   for (Address& address : at) {
-    reserve(&address, 2 * kMiB, 0, 0, 0);
-    map(address, 2 * kMiB, 0, handle, 0);
-    access(address, 2 * kMiB, allowed, 1);
+    reserve(&address, 2 * kMiB);
+    map(address, 2 * kMiB, handle);
+    access(address, 2 * kMiB, allowed);
   }
   void* a = stream();
   void* b = stream();
@@ -405,10 +405,8 @@ TEST_F(Standin, ContextsAreMadeWhereWorkIsDone) {
   EXPECT_TRUE(standin_has_context(1)) << "although it was not used";
   std::thread([] {
     int properties[8] = {1, 0, 1, 2};
-    auto* create =
-        driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
     std::uint64_t handle = 0;
-    EXPECT_EQ(create(&handle, 2 * kMiB, properties, 0), kCudaNoContext);
+    EXPECT_EQ(create(&handle, 2 * kMiB, properties), kCudaNoContext);
     EXPECT_EQ(standin_contexts(), 1) << "nor does a look at the driver's calls make any";
     cudaFree(nullptr);
     EXPECT_TRUE(standin_has_context(0)) << "what a thread is on that has chosen nothing";
