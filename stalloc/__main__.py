@@ -13,6 +13,7 @@ import sys
 def main() -> int:
     """Runs one sub-command and returns the exit code."""
     _open_streams()
+    _leave_path()
     try:
         from stalloc import cli
 
@@ -26,6 +27,16 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses twice means the same
         print("stalloc: interrupted", file=sys.stderr)
         return 130
+
+
+def _leave_path() -> None:
+    """Takes the folder off the path that Python has put there for this command.
+
+    It is the current one or that of the command's file. A script that runs would find modules
+    there which it does not find without stalloc.
+    """
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
 
 
 def _open_streams() -> None:

@@ -163,7 +163,8 @@ def as_script(args: argparse.Namespace) -> Iterator[None]:
     before = sys.argv, sys.path[:]
     sys.argv = [args.script, *args.arguments]
     folder = Path.cwd() if args.module else Path(args.script).resolve().parent
-    sys.path.insert(0, str(folder))
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, str(folder))
     try:
         _check_script(args)
         with _short_warnings():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -249,6 +250,33 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert message in err
     assert not Path("plans").exists()
     assert (sys.argv, sys.path) == before
+
+
+_SAFE_PATH = ["-P"] if sys.version_info >= (3, 11) else []
+
+
+@pytest.mark.parametrize("options", [[], _SAFE_PATH], ids=["usual", "safe-path"])
+@pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
+def test_a_script_finds_the_modules_that_it_finds_without_stalloc(
+    options: list[str], as_module: bool, tmp_path: Path
+) -> None:
+    """Neither the folder of the command, nor another current folder, comes before others."""
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "shows.py").write_text("import sys; print(sys.path)")
+    what = ["-m", "inside.shows"] if as_module else ["inside/shows.py"]
+    stalloc = Path(sys.executable).with_name("stalloc")
+
+    def shown(command: list[str | Path]) -> str:
+        environment = os.environ | {"STALLOC_CACHE": "0"}
+        environment |= {"PYTHONPATH": str(tmp_path)} if as_module else {}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    expected = shown([sys.executable, *options, *what])
+    assert shown([sys.executable, *options, "-m", "stalloc", "run", *what]) == expected
+    assert shown([sys.executable, *options, stalloc, "run", *what]) == expected
 
 
 @pytest.mark.parametrize("device", ["nonsense", "xla", "cuda:x", "cuda:-1", "0", "", "meta:1"])
