@@ -28,9 +28,11 @@ the peak of the whole run, start-up included. The load is the most that is reque
 torch's allocator.
 
 "In force" is the number of complete iterations before the first plan. Hits are the share of
-training's requests that a plan served as planned, from then on; efficiency is live over reserved
-memory at the peak, from then on. For several ranks, the table has the largest memory, and the
-worst of the other figures. Scripts with `~` have shapes that change from iteration to iteration.
+training's requests that a plan served as planned, in complete iterations from then on; efficiency
+is live over reserved memory at the peak, from then on. For several ranks, the table has the largest
+memory, and the worst of the other figures. On the CPU, gloo's threads request copies of their own
+at times that vary, which no plan has. Scripts with `~` have shapes that change from iteration to
+iteration.
 
 """
 
