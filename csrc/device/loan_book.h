@@ -53,10 +53,11 @@ class LoanBook {
   void clear() { blocks_.clear(); }
   std::vector<Addresses> live() const;
 
-  // A graph is about to be replayed: judges the sizes of this round. What still lives is forgotten.
+  // A graph is about to be replayed: judges the sizes of this round, and forgets the blocks that
+  // still live.
   void end_round();
-  // What still lives is forgotten. Nothing is learnt: a program may request what a graph that it is
-  // about to capture will read.
+  // Forgets the blocks that still live, and learns nothing: a program may request tensors that a
+  // graph will read which it is about to capture.
   void interrupt_round();
 
  private:

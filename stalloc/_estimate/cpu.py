@@ -13,7 +13,6 @@ Both kinds are recorded, in the order of the program. A script may read the valu
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +22,11 @@ from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from stalloc._estimate import choices
-from stalloc._estimate.gpu import ANSWERS, PLAIN, PretendedGpu, engine_asks, in_backward
+from stalloc._estimate.gpu import PretendedGpu, in_backward
 from stalloc._estimate.values import Values
 
 _ATEN: Any = torch.ops.aten
 _HOST = torch.device("cpu")
-_META = torch.device("meta")
 
 
 class PretendedCpu(PretendedGpu):  # type: ignore[no-untyped-call]
@@ -44,17 +41,8 @@ class PretendedCpu(PretendedGpu):  # type: ignore[no-untyped-call]
         super().__init__(values, watch)
         self._adds_in_place = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self._foreign:
-            return func(*args, **kwargs)
-        if func is torch.ops.prim.device.default:
-            hidden = self.fake.in_kernel_invocation or engine_asks(sys._getframe(1))
-            return _META if hidden else _HOST
-        if any(not issubclass(kind, FakeTensor) and kind not in PLAIN for kind in types):
-            return NotImplemented
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of the program, or answers it."""
         leaves = pytree.arg_tree_leaves(*args, **kwargs)
         if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
             tensors = any(isinstance(leaf, Tensor) for leaf in leaves)
@@ -65,13 +53,9 @@ class PretendedCpu(PretendedGpu):  # type: ignore[no-untyped-call]
             return args[0]
         if self._works_in_place(func, args):
             return self.run(_ATEN.detach.default, args[:1], {})
-        answer = ANSWERS.get(func)
-        result = NotImplemented if answer is None else answer(self, func, args, kwargs)
-        if result is NotImplemented:
-            result = self.run(func, args, kwargs)
+        result = self.answered(func, args, kwargs)
         if func is _ATEN.new_zeros.default and in_backward():
             result._stalloc_zeros = True
-        choices.follow(func, args, result)
         return result
 
     def _works_in_place(self, func: Any, args: tuple[Any, ...]) -> bool:

@@ -43,7 +43,7 @@ _ATEN: Any = torch.ops.aten
 _torch: Any = torch  # for the parts that have no types
 _HOST = torch.device("cpu")
 _META = torch.device("meta")
-PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = (Tensor, torch.nn.Parameter)
 NO_GPU = (
     "it put nothing on a GPU: it trains on the CPU, or ended before it began; give it the option "
     "that makes it use one"
@@ -111,8 +111,12 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.prim.device.default:
             hidden = self.fake.in_kernel_invocation or engine_asks(sys._getframe(1))
             return _META if hidden else getattr(args[0], "fake_device", _own_gpu)
-        if any(not issubclass(kind, FakeTensor) and kind not in PLAIN for kind in types):
+        if any(not issubclass(kind, FakeTensor) and kind not in _PLAIN for kind in types):
             return NotImplemented  # a wrapper, such as DTensor: what it holds comes here again
+        return self.dispatch(func, args, kwargs)
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of the program, or answers it."""
         if func.namespace == "c10d":
             collective = collectives.answer(func, args)
             if collective is not NotImplemented:
@@ -127,7 +131,7 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func is _ATEN.empty.memory_format and _is_large(args[0], device):
                 kwargs = {**kwargs, "device": _HOST}
                 return self.run(func, args, kwargs)
-            if is_meta(device) or any(isinstance(x, Tensor) and x.is_meta for x in leaves):
+            if _is_meta(device) or any(isinstance(x, Tensor) and x.is_meta for x in leaves):
                 with unrecorded():  # the script's own use of the meta device needs no GPU
                     return func(*args, **kwargs)
             return func(*args, **kwargs)
@@ -136,7 +140,11 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.watch()
         elif not self.used and in_backward():
             raise Unanswerable(f"{script_line()}: {NO_GPU}")
-        answer = ANSWERS.get(func)
+        return self.answered(func, args, kwargs)
+
+    def answered(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operator on tensors without memory."""
+        answer = _ANSWERS.get(func)
         result = NotImplemented if answer is None else answer(self, func, args, kwargs)
         if result is NotImplemented:
             result = self.run(func, args, kwargs)
@@ -273,7 +281,7 @@ def _is_large(shape: Any, device: torch.device | None) -> bool:
     return all(type(n) is int for n in shape) and math.prod(shape) >= MOST_COPIED
 
 
-def is_meta(device: torch.device | None) -> bool:
+def _is_meta(device: torch.device | None) -> bool:
     return device is not None and device.type == "meta"
 
 
@@ -292,10 +300,17 @@ def engine_asks(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_name in ("run_backward", "_engine_run_backward")
 
 
-_WRAPPERS = ("torch/_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
+# Between the engine and the answer to an operator.
+_WRAPPERS = (
+    "torch/_compile.py",
+    "_dynamo/eval_frame.py",
+    "utils/_python_dispatch.py",
+    "stalloc/_estimate/gpu.py",
+    "stalloc/_estimate/cpu.py",
+)
 
 Answer = Callable[[PretendedGpu, Any, tuple[Any, ...], dict[str, Any]], Any]
-ANSWERS: dict[Any, Answer] = {}
+_ANSWERS: dict[Any, Answer] = {}
 _PRODUCTS = {
     getattr(getattr(_ATEN, name), overload)
     for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "addmv", "mv", "dot")
@@ -318,7 +333,7 @@ def answers(*operators: Any) -> Callable[[Answer], Answer]:
 
     def register(answer: Answer) -> Answer:
         for operator in operators:
-            ANSWERS[operator] = answer
+            _ANSWERS[operator] = answer
         return answer
 
     return register

@@ -98,7 +98,7 @@ def _accumulate(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dic
     It adds in place if nobody else has the earlier one. For tensors of a class of their own it
     makes a new one instead.
     """
-    if kwargs or torch.is_grad_enabled() or not engine_asks(sys._getframe(2)):
+    if kwargs or torch.is_grad_enabled() or not engine_asks(sys._getframe(1)):
         return NotImplemented
     if not all(isinstance(arg, FakeTensor) for arg in args) or args[0].shape != args[1].shape:
         return NotImplemented

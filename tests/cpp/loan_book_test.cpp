@@ -1,4 +1,4 @@
-// Which eager requests may lie in the memory of captured graphs.
+// The eager requests that may lie in the memory of captured graphs.
 #include "device/loan_book.h"
 
 #include <gtest/gtest.h>

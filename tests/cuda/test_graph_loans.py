@@ -258,7 +258,7 @@ def test_streams_that_may_vanish_get_no_memory_of_graphs() -> None:
 
 @isolated
 def test_captures_see_no_lent_memory() -> None:
-    """What a graph reads stays where it is: it is kept when the capture begins."""
+    """A graph reads it at each replay: it is kept when the capture begins."""
     stalloc.share_graphs(eager=True)
     first = Graph(60)
     first.replay()

@@ -22,7 +22,7 @@ constexpr std::uint64_t kFirstPool = std::uint64_t{1} << 62;  // torch counts fr
 
 thread_local bool to_arena = false;
 
-// What torch's allocator takes for the device's memory in these pools.
+// Torch's allocator takes this for the device's memory in these pools.
 class Segments final : public Delegate {
  public:
   Segments(allocator_api::CUDAAllocator& torchs, GraphMemory& memory)

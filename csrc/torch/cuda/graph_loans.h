@@ -142,7 +142,7 @@ class GraphLoans {
   auto in_pool(c10::DeviceIndex device, Pool id, Call call);
   // Takes the pools out of use. Their memory stays while a block lives there.
   void drop(State& state, std::map<cudaStream_t, Arena> arenas);
-  // What is lent and lives keeps its memory, so none is lent then. No request is underway.
+  // Lets lent blocks that live keep their memory, so that none is lent. No request is underway.
   void keep_live(State& state, std::unique_lock<std::mutex>& lock, bool is_replay);
   // Lets `stream` wait for all that has used the memory.
   void wait_for_uses(State& state, cudaStream_t stream);

@@ -11,7 +11,7 @@ using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
 using DeviceStats = HiddenRequests::DeviceStats;
 
-// What a block that is freed at once adds to, beside peaks and totals of segments, which stay.
+// A block that is freed at once adds to these, beside peaks and totals of segments, which stay.
 constexpr std::array kOfBlocks = {&DeviceStats::allocation, &DeviceStats::active};
 constexpr std::array kOfBytes = {&DeviceStats::allocated_bytes, &DeviceStats::active_bytes,
                                  &DeviceStats::requested_bytes};
