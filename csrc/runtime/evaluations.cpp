@@ -21,6 +21,9 @@ constexpr Bytes kMostGrowth = 8;
 // The number of layouts of a program: one whose requests keep changing gets no more.
 constexpr int kMostLayouts = 64;
 
+// A layout changes within a part as long as one part in so many of it is live.
+constexpr Bytes kLateParts = 16;
+
 // A part goes on at most so many positions further ahead.
 constexpr std::size_t kLookAhead = 64;
 
@@ -64,7 +67,7 @@ bool Evaluations::enlarge(Bytes size, StreamId stream) {
   std::vector<Request>& known = program_->known;
   if (at >= known.size() || size <= known[at].size || stream != known[at].stream) return false;
   const Bytes before = known[at].size;
-  if (size / kMostGrowth > before) return false;
+  if (size / kMostGrowth > before || is_late()) return false;
   for (std::size_t i = at; i < known.size(); ++i) {
     if (known[i].size <= kNumber) continue;
     // In proportion at most: a part with other requests may have taught wrong sizes.
@@ -73,6 +76,13 @@ bool Evaluations::enlarge(Bytes size, StreamId stream) {
   }
   lay_out();
   return true;
+}
+
+// True if the part's live requests take up much of the layout: another one has no room beside them.
+bool Evaluations::is_late() const {
+  Bytes live = 0;
+  for (const auto& [p, i] : live_) live += now_[static_cast<std::size_t>(i)].size;
+  return live > program_->height / kLateParts;
 }
 
 Offset Evaluations::next(Bytes size, StreamId stream) {

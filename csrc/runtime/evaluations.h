@@ -29,7 +29,8 @@
 //
 // Two forwards with batches of two sizes show which sizes vary, and how. After that, the first of
 // these sizes in a forward tells if the batch is larger than any before, and all sizes to come. So
-// the layout is made for it, and memory is added once, instead of for each request by itself.
+// the layout is made for it, and memory is added once, instead of for each request by itself. Once
+// much of the part is live, it keeps its layout: a second one would lie beside these requests.
 //
 // Safety does not depend on the layout: the pool checks every address.
 //
@@ -134,6 +135,7 @@ class Evaluations {
 
   // True if the outputs of more than one earlier forward are live.
   bool piles_up() const { return 2 * left_bytes_ > 3 * room(); }
+  bool is_late() const;
   std::size_t find_position(Bytes size, StreamId stream);
   bool fits(std::size_t position, Bytes size, StreamId stream) const;
   void learn_numbers();

@@ -190,6 +190,22 @@ TEST_F(GrowingEvaluationsTest, AFirstSizeTellsHowMuchALargerForwardNeeds) {
   EXPECT_LE(reserved(), kLoad + kMiB) << "the first lies below the second";
 }
 
+// The first size that varies is that of a request after the outputs, such as a metric's.
+TEST_F(GrowingEvaluationsTest, ASizeThatVariesLateAddsNoSecondLayout) {
+  constexpr Bytes kOutput = 4 * kMiB;
+  growing_.loop().enter_unplanned();
+  for (const Bytes size : {kMiB / 8, kMiB / 4, kMiB / 2}) {
+    growing_.loop().begin_evaluation();
+    void* output = growing_.allocate(kOutput, 0, /*for_training=*/true);
+    EXPECT_TRUE(growing_.deallocate(growing_.allocate(size, 0, /*for_training=*/true)));
+    growing_.inspect().check();
+    EXPECT_TRUE(growing_.deallocate(output));
+  }
+  growing_.loop().leave_unplanned();
+  growing_.inspect().check();
+  EXPECT_LE(growing_.figures().statistics().run_peak_reserved, kOutput + kMiB);
+}
+
 // The sizes of one program tell nothing of another one's.
 TEST_F(GrowingEvaluationsTest, AnotherProgramsSizesAreForgotten) {
   growing_.loop().enter_unplanned();
