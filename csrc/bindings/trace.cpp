@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "bindings/columns.h"
 #include "bindings/interruptible.h"
@@ -47,7 +48,7 @@ trace::Trace without_frees_of_later_iterations(const trace::Trace& trace) {
   for (trace::Request& request : result.requests) {
     const auto end = std::ranges::upper_bound(trace.iterations, request.lower);
     if (end == trace.iterations.end() || request.upper <= *end) continue;
-    request.upper = kNever;
+    request.hidden = std::exchange(request.upper, kNever);
     request.phase_end = kNone;
     request.layer_end = kNone;
   }

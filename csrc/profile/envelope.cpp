@@ -35,9 +35,9 @@ class Need {
     const Tick end = trace.iterations.back();
     for (std::size_t i = 0; i < trace.requests.size(); ++i) {
       const trace::Request& r = trace.requests[i];
-      if (r.lower >= end || r.upper <= begin) continue;
+      if (r.lower >= end || r.last() <= begin) continue;
       events_.push_back({std::max(r.lower, begin), true, i});
-      if (r.upper < end) events_.push_back({r.upper, false, i});
+      if (r.last() < end) events_.push_back({r.last(), false, i});
     }
     std::ranges::sort(events_, {}, [](const Event& e) { return std::tuple(e.tick, e.is_birth); });
   }
@@ -132,7 +132,7 @@ Bytes recorded_load(const trace::Trace& trace) {
   std::vector<std::pair<Tick, Bytes>> events;  // frees come before births of the same tick
   for (const trace::Request& r : trace.requests) {
     events.emplace_back(r.lower, r.size);
-    events.emplace_back(r.upper, -r.size);
+    events.emplace_back(r.last(), -r.size);
   }
   std::ranges::sort(events);
   Bytes live = 0;

@@ -251,9 +251,9 @@ class Profiler {
     std::vector<std::pair<Tick, Bytes>> changes;
     for (const trace::Request& r : trace_.requests) {
       if (r.lower >= iteration.end) break;
-      if (r.upper <= iteration.begin) continue;
+      if (r.last() <= iteration.begin) continue;
       changes.emplace_back(std::max(r.lower, iteration.begin), r.size);
-      if (r.upper < iteration.end) changes.emplace_back(r.upper, -r.size);
+      if (r.last() < iteration.end) changes.emplace_back(r.last(), -r.size);
     }
     std::ranges::sort(changes);
     Bytes live = 0;

@@ -13,6 +13,7 @@
 // Plain data: no invariants but those that check() states. Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <string_view>
@@ -75,6 +76,10 @@ struct Request {
   StreamId stream = 0;
   ThreadOrdinal thread = 0;
   bool dynamic = false;  // dyn: asked for inside a module tagged as dynamic
+  Tick hidden = kNever;  // the tick of a free that plans are not to know: `upper` is kNever
+
+  // The end of its life, for the sum of live bytes.
+  Tick last() const { return std::min(upper, hidden); }
 };
 
 // The sizes of the dimensions of one microbatch's inputs.

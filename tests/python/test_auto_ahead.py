@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 import stalloc
 from stalloc import _core
 from stalloc._auto import proposal
-from stalloc._auto.proposal import Peak, Proposal, propose
+from stalloc._auto.proposal import Peak, Proposal, candidates, propose
 from stalloc.replaying import replay_torch
 from stalloc.trace import Trace
 
@@ -52,6 +52,14 @@ def test_the_next_output_lies_in_the_pool_before_all_else_does() -> None:
     assert whole.at_begin >= whole.handed >= _OUTPUT
     *_, transients = proposals(keeps=False)
     assert transients.handed < 1e-3 * transients.plan.pool
+
+
+@isolated
+def test_a_plan_of_transients_knows_the_load_of_the_run() -> None:
+    trace = recorded(keeps=True)
+    whole, transients = candidates(trace, 0.1, lambda _: True)
+    assert transients.plan.pool <= whole.plan.pool - _OUTPUT
+    assert transients.plan.load_bytes == whole.plan.load_bytes
 
 
 @isolated
