@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 
 import torch
@@ -72,6 +73,33 @@ def test_numbers_that_a_loop_keeps_displace_no_planned_requests() -> None:
     train(None, plain, 30)
     with stalloc.auto(time_limit=0.1) as auto:
         train(auto, trainer, 30)
+        status = stalloc.status()
+    assert_same(plain, trainer)
+    training = status["requests"] - status["evaluation_requests"]
+    served = status["served_as_planned"] - status["evaluation_served_as_planned"]
+    assert served >= 0.999 * training
+
+
+class Keeping(Silent):
+    """It evaluates once, and keeps a copy of the model from then on."""
+
+    def finish(self) -> None:
+        super().finish()
+        if self.steps == 12:
+            self.model.eval()
+            with torch.no_grad():
+                self.losses.append(loss_of(self.model, tokens(self.steps, 0)).item())
+            self.best = copy.deepcopy(self.model)
+            self.model.train()
+
+
+@isolated
+def test_a_copy_of_the_model_after_an_evaluation_displaces_no_planned_requests() -> None:
+    a, b = twins()
+    plain, trainer = Keeping(a.model), Keeping(b.model)
+    train(None, plain, 40)
+    with stalloc.auto(time_limit=0.1) as auto:
+        train(auto, trainer, 40)
         status = stalloc.status()
     assert_same(plain, trainer)
     training = status["requests"] - status["evaluation_requests"]
