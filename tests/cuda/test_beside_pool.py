@@ -137,3 +137,21 @@ def test_torch_gives_back_its_cache_before_the_pool_takes_memory_back() -> None:
         # The pool's idle memory went, and came back within the phase.
         pool = stalloc.memory_stats()["pool"]
         assert torch.cuda.max_memory_reserved() <= max(held, large * MIB + held - pool) + 64 * MIB
+
+
+@isolated
+def test_the_pool_gives_way_although_a_private_pool_caches_a_block() -> None:
+    """It does not serve requests outside of it, such as those of another stream."""
+    model = Layers().to("cuda")
+    plan = plan_of(model, 20, 20, 20)
+    private = torch.cuda.MemPool()
+    with stalloc.enable(plan, model=model):
+        with torch.cuda.use_mem_pool(private):
+            torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")  # and gone
+        for _ in range(4):
+            step(model, 20)
+        peak = torch.cuda.max_memory_reserved()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            kept = [torch.empty(24 * MIB, dtype=torch.uint8, device="cuda") for _ in range(6)]
+        rise = torch.cuda.max_memory_reserved() - peak
+    assert rise < sum(block.nbytes for block in kept) // 2

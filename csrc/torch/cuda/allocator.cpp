@@ -278,22 +278,18 @@ void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& reque
   return p;
 }
 
-Bytes CudaAllocator::largest_cached(c10::DeviceIndex device) {
-  std::size_t largest = 1;  // torch takes 0 for a question about free memory
-  to().cacheInfo(device, &largest);
-  return static_cast<Bytes>(largest);
-}
-
 template <typename Native>
 void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& request,
                                Native native) {
   follow_share(request.device);
+  bool seems_to_fit = false;
   if (runtime.allocator().moves_memory()) {
     note(request.device);
     runtime.allocator().make_way_for_caller(
         runtime::callers_growth(request.size, thrift_.is_on()),
-        [&] { return largest_cached(request.device) >= request.size; });
+        [&] { return seems_to_fit = cached_.fit(request.size, request.device, request.stream); });
   }
+  const Bytes before = seems_to_fit ? cached_.reserved(request.device) : 0;
   Shortage shortage;
   const auto attempt = [&] {
     return native(runtime.recorder().active() ? Record::kNoticed : Record::kLeft);
@@ -325,6 +321,7 @@ void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& r
       return rescued;
     }
   }
+  if (seems_to_fit && cached_.reserved(request.device) > before) cached_.forget(request.device);
   note(request.device);
   return p;
 }

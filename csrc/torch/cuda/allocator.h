@@ -44,6 +44,7 @@
 
 #include "device/cuda_memory.h"
 #include "runtime/device_runtime.h"
+#include "torch/cuda/cached_blocks.h"
 #include "torch/cuda/delegate.h"
 #include "torch/cuda/graph_loans.h"
 #include "torch/cuda/history.h"
@@ -201,8 +202,6 @@ class CudaAllocator final : public Delegate {
   // Returns null if the device has no memory left.
   void* allocate_directly(runtime::DeviceRuntime& runtime, const Request& request);
   bool free_directly(void* p);
-  // The bytes of the largest block that torch's allocator caches. O(cached blocks).
-  Bytes largest_cached(c10::DeviceIndex device);
   // Reports a block that is a piece of its own to torch.profiler; `change` in bytes.
   void report_direct(c10::DeviceIndex device, void* p, Bytes change);
   // Shares a block of torch's allocator.
@@ -246,6 +245,7 @@ class CudaAllocator final : public Delegate {
   std::array<std::atomic<std::int64_t>, runtime::DeviceRuntime::kGpus> rescued_{};
   History history_;
   Thrift thrift_{to()};
+  CachedBlocks cached_{to()};
   GraphLoans loans_{to()};
   mutable std::mutex mutex_;  // guards the members below
   std::vector<PrivatePool> open_pools_;
