@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stalloc._estimate import answer, states
+from stalloc._estimate import answer, nccl, states
 from stalloc._estimate.accumulation import accumulated
 from stalloc._estimate.answer import Estimate
-from stalloc._estimate.extras import Extra, nccl
+from stalloc._estimate.extras import Extra
 from stalloc._estimate.means import Activations
 from stalloc._estimate.parts import GRADIENTS, parts_at
 from stalloc._estimate.states import States
@@ -199,8 +199,9 @@ class Adviser:
             if summed is None:
                 more += max(0, gradients - estimate.parts.get(GRADIENTS, 0))
         extras = list(estimate.extras)
-        if kept.gpus > 1 and not self.sharded and (network := nccl(kept.gpus)) is not None:
-            extras.append(network)
+        if kept.gpus > 1 and not self.sharded:
+            network = nccl.of_shards(kept.gpus, card.capability, card.processors)
+            extras += [] if network is None else [network]
         beside = sum(extra.high for extra in extras)
         extras.append(Extra("what the means add", more, more, ""))
         trace = kept.changed(trace)

@@ -1,7 +1,7 @@
 """The memory that a run holds beside torch's allocator, and the libraries that request from it.
 
     reserved by torch's allocator   tensors, and the workspaces of cuBLAS
-    beside it                       CUDA's context with the loaded kernels, NCCL
+    beside it                       CUDA's context with the loaded kernels, NCCL (`nccl`)
     a range of its own              workspaces of cuDNN, which differ from kernel to kernel
 
 The workspaces are requests of the trace: torch makes them at the first matrix product of each
@@ -62,17 +62,6 @@ def context(capability: tuple[int, int]) -> Extra:
     """CUDA's context and the kernels that are loaded."""
     low, high = _CONTEXTS.get(capability[0], (220, 900))
     return Extra("CUDA context and kernels", low * _MIB, high * _MIB, _CONTEXT_SOURCE)
-
-
-def nccl(world: int) -> Extra | None:
-    """NCCL's buffers for one communicator; None for a single process."""
-    if world <= 1:
-        return None
-    source = (
-        "estimated: NCCL_BUFFSIZE of 4 MiB for each of 2 to 32 channels and protocol buffers, "
-        "documented in NCCL's environment variables; 1 communicator"
-    )
-    return Extra("NCCL", 60 * _MIB, 700 * _MIB, source)
 
 
 def cudnn(convolved: int) -> Extra | None:

@@ -36,6 +36,7 @@ from torch.utils.flop_counter import flop_registry
 from stalloc import _core
 from stalloc._estimate import choices, collectives
 from stalloc._estimate.threads import Fakes
+from stalloc._estimate.traffic import Traffic
 from stalloc._estimate.values import Unanswerable, Values, script_line
 from stalloc._unrecorded import unrecorded
 
@@ -75,6 +76,7 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.values = values
         self.fake = Fakes()
         self.watch = watch
+        self.traffic = Traffic()
         self.workspace = workspace
         self.workspaces: dict[bool, Any] = {}
         """The workspaces: False for the thread that trains, True for autograd's."""
@@ -117,6 +119,8 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator of the program, or answers it."""
+        if func.namespace in _COLLECTIVES:
+            self.traffic.note(func, args)
         if func.namespace == "c10d":
             collective = collectives.answer(func, args)
             if collective is not NotImplemented:
@@ -308,6 +312,8 @@ _WRAPPERS = (
     "stalloc/_estimate/gpu.py",
     "stalloc/_estimate/cpu.py",
 )
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 Answer = Callable[[PretendedGpu, Any, tuple[Any, ...], dict[str, Any]], Any]
 _ANSWERS: dict[Any, Answer] = {}

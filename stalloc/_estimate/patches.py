@@ -83,7 +83,7 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
         _data(patches)
         compiled.patch(patches, gpu)
         flexible.patch(patches)
-        processes.patch(patches, gpu.values, world)
+        processes.patch(patches, gpu.values, gpu.traffic, world)
         threads.patch(patches, partial(_on_thread, gpu))
         # Some versions of torch open the GPU for the first of these tensors.
         patches.replace(fake_tensor, "init_gpu_context", lambda _: None)

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 from torch.utils import _pytree as pytree
 
 from stalloc import _core, _gpu_reductions, profiling, replaying
-from stalloc._estimate import extras, minimizers
+from stalloc._estimate import extras, minimizers, nccl
 from stalloc._estimate.advice import Advice, Adviser, Recorded
 from stalloc._estimate.answer import Estimate, answer
 from stalloc._estimate.cards import Card, card_of
@@ -60,7 +60,7 @@ class Recording:
         self.activations = activations or Activations()
         self._states: dict[int, tuple[int, int]] = {}
         self._like = card or _UNKNOWN
-        self._world = world
+        self.world = world
         self.values = Values()
         self.profile = profiling.profile(device="meta", iterations=iterations)
         self.profile.patience = _MOST_BACKWARDS
@@ -81,7 +81,7 @@ class Recording:
             with (
                 _gpu_reductions.on(self._like.processors, self._like.capability),
                 self.profile,
-                pretended(self.gpu, self._like, self._world),
+                pretended(self.gpu, self._like, self.world),
             ):
                 steps = register_optimizer_step_pre_hook(minimizers.keep_going)
                 stepped = register_optimizer_step_post_hook(self._note_states)
@@ -127,6 +127,13 @@ class Recording:
         """The recorded requests."""
         return self.profile.trace
 
+    def _nccl(self) -> extras.Extra | None:
+        if self.world is None:
+            return None
+        rank, local, card = self.world.rank, self.world.local_size, self._like
+        made = self.gpu.traffic.communicators
+        return nccl.extra(made, rank, local, card.capability, card.processors)
+
     def answer(self, *, plan: bool = True) -> Estimate:
         """Makes the answer, with stalloc's row if `plan`, which takes some seconds.
 
@@ -137,7 +144,7 @@ class Recording:
             raise Unanswerable(NO_GPU)
         needed = [
             extras.context(self._like.capability),
-            extras.nccl(1 if self._world is None else self._world.size),
+            self._nccl(),
             extras.cudnn(self.gpu.convolved),
         ]
         tried = [] if self.gpu.compiled is None else extras.compiled(self.gpu.compiled)
@@ -288,26 +295,27 @@ def advise(
     def run(activations: Activations, number: int) -> Recorded | None:
         if number > 1:
             return None  # nothing tells the batch
-        return _made(function, card, iterations, processes, activations).recorded()
+        return made(function, card, iterations, processes, activations).recorded()
 
     allocator = replaying.TORCH_EXPANDABLE if expandable_segments else replaying.TORCH
     adviser = Adviser(run, allocator, iterations, sharded=processes is not None)
-    return adviser.advise(_made(function, card, iterations, processes).recorded())
+    return adviser.advise(made(function, card, iterations, processes).recorded())
 
 
 def _recorded(
     function: Callable[[], Any], card: Card | None, iterations: int, world: World | None, plan: bool
 ) -> Estimate:
-    return _made(function, card, iterations, world).answer(plan=plan)
+    return made(function, card, iterations, world).answer(plan=plan)
 
 
-def _made(
+def made(
     function: Callable[[], Any],
     card: Card | None,
     iterations: int,
     world: World | None,
     activations: Activations | None = None,
 ) -> Recording:
+    """Records a function as `estimate` does."""
     if not callable(function):
         raise TypeError(f"an estimate takes a function, not {type(function).__name__}")
     if iterations < 2:

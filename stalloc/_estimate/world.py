@@ -21,6 +21,7 @@ from torch import nn
 
 from stalloc._estimate import launching, pipelines
 from stalloc._estimate.stores import Store
+from stalloc._estimate.traffic import Traffic
 from stalloc._estimate.values import Unanswerable, Values, script_line
 from stalloc._frameworks.patches import Patches
 from stalloc._torch_modules import torch_module
@@ -125,12 +126,12 @@ def run_as(world: World | None, run: Callable[[World | None], Result]) -> Result
     return run(world)
 
 
-def patch(patches: Patches, values: Values, world: World | None) -> None:
+def patch(patches: Patches, values: Values, traffic: Traffic, world: World | None) -> None:
     """Leads `torch.distributed` to the pretended processes, and functions that are spawned."""
     if not _distributed.is_available():
         return
-    _groups(patches, world)
-    _data_parallel(patches)
+    _groups(patches, traffic, world)
+    _data_parallel(patches, traffic)
     _sharded_tensors(patches)
     if world is not None and world.size > 1:
         launching.patch(patches, world.rank)
@@ -143,10 +144,11 @@ def end() -> None:
         _distributed.destroy_process_group()
 
 
-def _groups(patches: Patches, world: World | None) -> None:
+def _groups(patches: Patches, traffic: Traffic, world: World | None) -> None:
     from torch.distributed import distributed_c10d as c10d
 
     begin, add = c10d.init_process_group, c10d.new_group
+    batch = c10d.batch_isend_irecv
     names: dict[str | None, str] = {}
     store = Store(1 if world is None else world.size)
 
@@ -157,6 +159,7 @@ def _groups(patches: Patches, world: World | None) -> None:
         world_size: int = -1,
         rank: int = -1,
         *_: Any,
+        device_id: Any = None,
         **__: Any,
     ) -> None:
         # It registers the group that communicates with nobody.
@@ -171,6 +174,8 @@ def _groups(patches: Patches, world: World | None) -> None:
             )
         names[None] = str(backend or "nccl").lower()
         begin("fake", rank=rank, world_size=world_size, store=store)
+        if device_id is not None and names[None] != "gloo":
+            traffic.made(_distributed.group.WORLD)  # NCCL begins at once
 
     def added(
         ranks: Any = None, timeout: Any = None, backend: Any = None, *_: Any, **kwargs: Any
@@ -184,6 +189,10 @@ def _groups(patches: Patches, world: World | None) -> None:
     def backend_of(group: Any = None, *_: Any, **__: Any) -> str:
         return names.get(getattr(group, "group_name", None)) or names.get(None, "nccl")
 
+    def batched(operations: Any) -> Any:
+        with traffic.batch():
+            return batch(operations)
+
     functions = {
         "init_process_group": begun,
         "new_group": added,
@@ -191,6 +200,7 @@ def _groups(patches: Patches, world: World | None) -> None:
         "monitored_barrier": lambda *_, **__: None,
         "_set_pg_timeout": lambda *_, **__: None,
         "recv": _receiving(c10d.recv),
+        "batch_isend_irecv": batched,
     }
     originals = {name: getattr(c10d, name) for name in functions}
     for module in (c10d, dist):
@@ -256,7 +266,7 @@ def _objects(patches: Patches, c10d: Any) -> None:
         patches.replace(module, "recv_object_list", received)
 
 
-def _data_parallel(patches: Patches) -> None:
+def _data_parallel(patches: Patches, traffic: Traffic) -> None:
     """Data parallel modules reduce by a hook: C++ cannot read the result of a pretended group."""
     wrapper: Any = nn.parallel.DistributedDataParallel
     patches.replace(dist, "_verify_params_across_processes", lambda *_, **__: None)
@@ -270,6 +280,7 @@ def _data_parallel(patches: Patches) -> None:
     def forwarded(module: Any, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(module, "_stalloc_reduces") and module.require_backward_grad_sync:
             module.register_comm_hook(None, _reduced)
+            traffic.note_reduction(module.process_group)
         return forward(module, *args, **kwargs)
 
     patches.replace(wrapper, "register_comm_hook", registered)

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import stalloc
-from stalloc._estimate import answer
+from stalloc._estimate import answer, nccl
 from stalloc._estimate.accumulation import accumulated
 from stalloc._estimate.answer import Estimate
 from stalloc._estimate.arguments import divided
@@ -185,8 +185,9 @@ def test_shards_need_what_a_rank_needs() -> None:
 
     recorded = needed(training(rank, rows=FEW, width=width), world=4)
     build = training(lambda: Net(width=width).cuda(), rows=FEW, width=width)
-    nccl = 700 * MIB
-    found = stalloc.advise(build, gpu=card_for(int(1.05 * recorded.reserved) + nccl))
+    network = nccl.of_shards(4, (8, 0), 108)
+    assert network is not None
+    found = stalloc.advise(build, gpu=card_for(int(1.05 * recorded.reserved) + network.high))
     advice = {each.means: each for each in found}["all sharded over 4 GPUs",]
     assert advice.reserved == pytest.approx(recorded.reserved, rel=0.05)
     weights = sum(p.numel() * 4 for p in Net(width=width).parameters())

@@ -1,0 +1,125 @@
+"""The transfers of a run between its rank and others, by communicator.
+
+NCCL makes a communicator for each process group whose tensors on the GPU are sent, and one for each
+pair of ranks that send to each other outside a batch (`ProcessGroupNCCL::pointToPoint`). Its memory
+follows from the operations (`stalloc._estimate.nccl`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+_distributed: Any = dist
+
+
+@dataclass(slots=True)
+class Communicator:
+    """The transfers of one communicator of NCCL.
+
+    Attributes:
+        ranks: The ranks that it connects.
+        gathers: There are collectives along a ring.
+        reduces: There are all-reductions, which may go along trees, too.
+        sent: Ranks that this one sends to.
+        received: Ranks that this one receives from.
+    """
+
+    ranks: tuple[int, ...]
+    gathers: bool = False
+    reduces: bool = False
+    sent: set[int] = field(default_factory=set)
+    received: set[int] = field(default_factory=set)
+
+
+class Traffic:
+    """Notes the transfers of one run."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Communicator] = {}
+        self._batches = False
+
+    @property
+    def communicators(self) -> list[Communicator]:
+        """The communicators, in the order of their first use."""
+        return list(self._known.values())
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Sends and receives within the block are those of one batch, over the group's own."""
+        self._batches = True
+        try:
+            yield
+        finally:
+            self._batches = False
+
+    def note(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Notes an operator of `c10d` or a functional collective."""
+        name = func._schema.name.partition("::")[2]
+        group = _group(args)
+        if group is None or not _uses_nccl(name, group, args):
+            return
+        if name in ("send", "recv_"):
+            self._note_single(group, args[2], sends=name == "send")
+        elif name.startswith(("alltoall", "all_to_all", "gather", "scatter")):
+            one = self.made(group)
+            others = set(one.ranks) - {_distributed.get_rank()}
+            one.sent |= others
+            one.received |= others
+        elif name.startswith(("allreduce", "all_reduce", "barrier")):
+            self.made(group).reduces = True
+        else:
+            self.made(group).gathers = True
+
+    def note_reduction(self, group: Any) -> None:
+        """Notes an all-reduction that no operator of the run makes."""
+        self.made(group).reduces = True
+
+    def made(self, group: Any) -> Communicator:
+        """The communicator of a group, which begins if it is new."""
+        return self._made(str(group.group_name), _ranks(group))
+
+    def _made(self, name: str, ranks: tuple[int, ...]) -> Communicator:
+        return self._known.setdefault(name, Communicator(ranks))
+
+    def _note_single(self, group: Any, number: int, *, sends: bool) -> None:
+        ranks, own = _ranks(group), _distributed.get_rank()
+        peer = ranks[number]
+        if peer == own:
+            return
+        if self._batches:
+            one = self.made(group)
+        else:
+            first, last = sorted((own, peer))
+            one = self._made(f"{group.group_name} {first}:{last}", (first, last))
+        (one.sent if sends else one.received).add(peer)
+
+
+def _group(args: tuple[Any, ...]) -> Any:
+    """The group of an operator's arguments: itself, or by its name."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject):
+            return _distributed.ProcessGroup.unbox(arg)
+    names = [arg for arg in args if isinstance(arg, str)]
+    with contextlib.suppress(RuntimeError, ValueError):
+        if names:
+            return _distributed.distributed_c10d._resolve_process_group(names[-1])
+    return None
+
+
+def _uses_nccl(name: str, group: Any, args: tuple[Any, ...]) -> bool:
+    if name == "barrier":  # its tensor is the group's own
+        return bool(_distributed.get_backend(group) != "gloo")
+    leaves = pytree.tree_leaves(args[:2])
+    return any(isinstance(x, FakeTensor) and x.fake_device.type == "cuda" for x in leaves)
+
+
+def _ranks(group: Any) -> tuple[int, ...]:
+    return tuple(_distributed.get_process_group_ranks(group))
