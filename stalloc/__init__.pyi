@@ -13,6 +13,9 @@ from stalloc._estimate.largest import Largest as Largest
 from stalloc._estimate.recording import advise as advise
 from stalloc._estimate.recording import estimate as estimate
 from stalloc._estimate.recording import largest as largest
+from stalloc._estimate.stages import Stage as Stage
+from stalloc._estimate.stages import Stages as Stages
+from stalloc._estimate.stages import estimate_stages as estimate_stages
 from stalloc.correction import Correction as Correction
 from stalloc.errors import NotSupportedError as NotSupportedError
 from stalloc.errors import OutOfMemory as OutOfMemory

@@ -2,14 +2,15 @@
 
 A stage without example arguments gets the shapes of its inputs from the stage before, and those of
 the gradients of its outputs from the one behind. The latter are the shapes of its outputs. The
-former are taken to be those that the first stage sends, as in a model of equal blocks. If that
-stage is another rank's, the program runs as that rank first, until it sends.
+former are known if the stage before has run already. Otherwise they are taken to be those that the
+first stage sends, as in a model of equal blocks. If that stage is another rank's, the program runs
+as that rank first, until it sends.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,14 +26,14 @@ class AsksFirstStage(Unanswerable):
 
 @dataclass(slots=True)
 class Shapes:
-    """The shapes that the first stage of a pipeline sends.
+    """The shapes that stages of a pipeline send.
 
     Attributes:
-        sent: The message; None before.
+        sent: The messages, by the number of the stage.
         awaited: A rank has asked for it: the program of the first one ends when it is sent.
     """
 
-    sent: Any = None
+    sent: dict[int, Any] = field(default_factory=dict)
     awaited: bool = False
 
 
@@ -60,21 +61,23 @@ def patch(patches: Patches, values: Values, shapes: Shapes) -> None:
         if source > stage.stage_index:
             metas = stages._derive_grad_metas(stage._stage_meta.outputs)
             return stages._StageBackwardMeta(backward_metas=metas)
-        if shapes.sent is None:
+        if source in shapes.sent:
+            return shapes.sent[source]
+        if 0 not in shapes.sent:
             shapes.awaited = True
             raise AsksFirstStage(
                 f"{script_line()}: stage {stage.stage_index} of a pipeline gets the shapes of its "
                 "inputs from another rank; give its PipelineStage input_args and output_args"
             )
         values.note("the shapes that a stage gets", "those that the first one sends")
-        return shapes.sent
+        return shapes.sent[0]
 
     def sent(stage: Any, meta: Any, target: int) -> None:
-        if stage.is_first:
-            shapes.sent = meta
-            if shapes.awaited:
-                shapes.awaited = False
-                raise Enough
+        if target > stage.stage_index:
+            shapes.sent[stage.stage_index] = meta
+        if stage.is_first and shapes.awaited:
+            shapes.awaited = False
+            raise Enough
 
     patches.replace(kind, "_warmup_forward_vote", vote)
     patches.replace(kind, "_warmup_backward_result", voted)

@@ -123,6 +123,11 @@ class Recording:
         return max(0, len(self.trace.iterations) - 1)
 
     @property
+    def peers(self) -> set[int]:
+        """The ranks that it exchanged tensors of the GPU with, one to one."""
+        return self.gpu.traffic.peers
+
+    @property
     def trace(self) -> Trace:
         """The recorded requests."""
         return self.profile.trace

@@ -14,8 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+
+from stalloc._estimate.mail import Mail
+from stalloc._estimate.values import MOST_KNOWN, keep_values, known_values
 
 _distributed: Any = dist
 
@@ -43,6 +47,10 @@ class Traffic:
     """Notes the transfers of one run."""
 
     def __init__(self) -> None:
+        self._mail = Mail()
+        self._sends_objects = False
+        self.peers: set[int] = set()
+        """Ranks that this one sends tensors of the GPU to, or receives them from, one to one."""
         self._known: dict[str, Communicator] = {}
         self._batches = False
 
@@ -50,6 +58,31 @@ class Traffic:
     def communicators(self) -> list[Communicator]:
         """The communicators, in the order of their first use."""
         return list(self._known.values())
+
+    def begin(self, mail: Mail, rank: int) -> None:
+        """Begins the run of a rank among others that may have run before."""
+        self._mail = mail
+        mail.begin(rank)
+
+    @contextlib.contextmanager
+    def objects(self, objects: list[Any], dst: Any, group: Any, group_dst: Any) -> Iterator[None]:
+        """Objects are sent within the block, as tensors that say nothing about stages."""
+        ranks, number = _peer(dst, group, group_dst)
+        own = _distributed.get_rank()
+        self._mail.send((ranks, own, ranks[number]), objects)
+        self._sends_objects = True
+        try:
+            yield
+        finally:
+            self._sends_objects = False
+
+    def received_objects(self, src: Any, group: Any, group_src: Any) -> tuple[int, Any]:
+        """The rank that sends objects, and the objects; None if they are not known."""
+        own = _distributed.get_rank()
+        if src is None and group_src is None:
+            src = (own - 1) % _distributed.get_world_size()
+        ranks, number = _peer(src, group, group_src)
+        return ranks[number], self._mail.receive((ranks, ranks[number], own))
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
@@ -64,7 +97,11 @@ class Traffic:
         """Notes an operator of `c10d` or a functional collective."""
         name = func._schema.name.partition("::")[2]
         group = _group(args)
-        if group is None or not _uses_nccl(name, group, args):
+        if group is None:
+            return
+        if name in ("send", "recv_") and not self._sends_objects:
+            self._carry(group, args[0], args[2], sends=name == "send")
+        if not _uses_nccl(name, group, args):
             return
         if name in ("send", "recv_"):
             self._note_single(group, args[2], sends=name == "send")
@@ -89,17 +126,49 @@ class Traffic:
     def _made(self, name: str, ranks: tuple[int, ...]) -> Communicator:
         return self._known.setdefault(name, Communicator(ranks))
 
+    def _carry(self, group: Any, tensors: Any, number: int, *, sends: bool) -> None:
+        ranks, own = _ranks(group), _distributed.get_rank()
+        for tensor in tensors:
+            if sends:
+                self._mail.send((ranks, own, ranks[number]), _values(tensor))
+            elif (values := self._mail.receive((ranks, ranks[number], own))) is not None:
+                _fill(tensor, values)
+
     def _note_single(self, group: Any, number: int, *, sends: bool) -> None:
         ranks, own = _ranks(group), _distributed.get_rank()
         peer = ranks[number]
         if peer == own:
             return
+        if not self._sends_objects:
+            self.peers.add(peer)
         if self._batches:
             one = self.made(group)
         else:
             first, last = sorted((own, peer))
             one = self._made(f"{group.group_name} {first}:{last}", (first, last))
         (one.sent if sends else one.received).add(peer)
+
+
+def _values(tensor: Tensor) -> Tensor | None:
+    """The values of a tensor that is sent; None if they are not known, or too many to keep."""
+    if isinstance(tensor, FakeTensor):
+        return known_values(tensor)
+    return tensor.detach().clone() if tensor.numel() <= MOST_KNOWN else None
+
+
+def _fill(tensor: Tensor, values: Any) -> None:
+    if not isinstance(values, Tensor) or values.shape != tensor.shape:
+        return
+    if isinstance(tensor, FakeTensor):
+        keep_values(tensor, values)
+    else:
+        tensor.detach().copy_(values)
+
+
+def _peer(rank: Any, group: Any, number: Any) -> tuple[tuple[int, ...], int]:
+    """The ranks of a group, and the number in it of the one that is named in either way."""
+    ranks = _ranks(_distributed.group.WORLD if group is None else group)
+    return ranks, ranks.index(rank) if number is None else int(number)
 
 
 def _group(args: tuple[Any, ...]) -> Any:

@@ -22,7 +22,7 @@ from stalloc.errors import StallocError
 
 _OWN = Path(__file__).resolve().parents[1]
 _TORCH = Path(torch.__file__).resolve().parent
-_MOST_KNOWN = 8192
+MOST_KNOWN = 8192
 """Elements of a tensor whose values are kept."""
 
 
@@ -88,7 +88,7 @@ def keep_values(tensor: Tensor, values: Tensor, *, written: bool = False) -> Non
         values: Its values.
         written: An operator that writes to it is on its way, and counts as one more version.
     """
-    if values.numel() > _MOST_KNOWN or values.is_floating_point() or tensor.is_inference():
+    if values.numel() > MOST_KNOWN or values.is_floating_point() or tensor.is_inference():
         return
     tensor._stalloc_known = (values.detach().clone(), tensor._version + written)  # type: ignore[attr-defined]
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from stalloc._estimate import launching, pipelines
+from stalloc._estimate.mail import Mail
 from stalloc._estimate.stores import Store
 from stalloc._estimate.traffic import Traffic
 from stalloc._estimate.values import Unanswerable, Values, script_line
@@ -45,11 +46,17 @@ class World:
         size: The number of processes.
         rank: The rank of this one.
         shapes: What stages of a pipeline know of each other.
+        mail: What ranks that have run have sent.
     """
 
     size: int
     rank: int = 0
     shapes: pipelines.Shapes = field(default_factory=pipelines.Shapes, compare=False)
+    mail: Mail = field(default_factory=Mail, compare=False)
+
+    def other(self, rank: int) -> World:
+        """Another rank of the same processes."""
+        return replace(self, rank=rank)
 
     @property
     def local_size(self) -> int:
@@ -122,7 +129,7 @@ def run_as(world: World | None, run: Callable[[World | None], Result]) -> Result
         return run(world)
     except pipelines.AsksFirstStage:
         assert world is not None
-        run(World(world.size, 0, world.shapes))
+        run(world.other(0))
     return run(world)
 
 
@@ -130,6 +137,8 @@ def patch(patches: Patches, values: Values, traffic: Traffic, world: World | Non
     """Leads `torch.distributed` to the pretended processes, and functions that are spawned."""
     if not _distributed.is_available():
         return
+    if world is not None:
+        traffic.begin(world.mail, world.rank)
     _groups(patches, traffic, world)
     _data_parallel(patches, traffic)
     _sharded_tensors(patches)
@@ -208,7 +217,7 @@ def _groups(patches: Patches, traffic: Traffic, world: World | None) -> None:
             patches.replace(module, "ProcessGroupNCCL", _Nccl)
     for name in ("TCPStore", "FileStore"):
         patches.replace(dist, name, lambda *_, **__: store)
-    _objects(patches, c10d)
+    _objects(patches, c10d, traffic)
     for module in list(sys.modules.values()):  # many import them by name
         for name, function in functions.items():
             if vars(module).get(name) is originals[name]:
@@ -247,21 +256,44 @@ def _receiving(receive: Any) -> Any:
     return received
 
 
-def _objects(patches: Patches, c10d: Any) -> None:
-    """Objects of other ranks are not known: a list keeps what this rank has put into it."""
-    broadcast = c10d.broadcast_object_list
+def _objects(patches: Patches, c10d: Any, traffic: Traffic) -> None:
+    """Objects of other ranks are known if these have run. A broadcast keeps the rank's own."""
+    broadcast, send = c10d.broadcast_object_list, c10d.send_object_list
 
     def broadcasted(objects: Any, src: Any = None, group: Any = None, *args: Any, **kw: Any) -> Any:
         if src in (None, _distributed.get_rank()):
             broadcast(objects, src, group, *args, **kw)
 
-    def received(*_: Any, **__: Any) -> Any:
-        raise Unanswerable(
-            f"{script_line()}: the script reads objects that another rank sends, which there are "
-            "none of; choose the sending rank with --rank"
-        )
+    def sent(
+        objects: Any,
+        dst: Any = None,
+        group: Any = None,
+        *args: Any,
+        group_dst: Any = None,
+        **kw: Any,
+    ) -> None:
+        with traffic.objects(list(objects), dst, group, group_dst):
+            send(objects, dst, group, *args, group_dst=group_dst, **kw)
+
+    def received(
+        objects: Any,
+        src: Any = None,
+        group: Any = None,
+        *_: Any,
+        group_src: Any = None,
+        **__: Any,
+    ) -> int:
+        source, known = traffic.received_objects(src, group, group_src)
+        if known is None or len(known) != len(objects):
+            raise Unanswerable(
+                f"{script_line()}: the script reads objects that another rank sends, which has not "
+                "run; choose the sending rank with --rank, or run all with --rank stages"
+            )
+        objects[:] = known
+        return source
 
     for module in (c10d, dist):
+        patches.replace(module, "send_object_list", sent)
         patches.replace(module, "broadcast_object_list", broadcasted)
         patches.replace(module, "recv_object_list", received)
 

@@ -21,6 +21,7 @@ from stalloc.commands.output import (
     size,
 )
 from stalloc.commands.run import add_script, as_script
+from stalloc.commands.stages import STAGES, failure, print_stages
 from stalloc.errors import StallocError
 from stalloc.files import check_new, make_folder
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from stalloc._estimate.largest import Largest
     from stalloc._estimate.means import Activations
     from stalloc._estimate.recording import Recording
+    from stalloc._estimate.stages import Stages
     from stalloc._estimate.world import World
     from stalloc.commands import Subparsers
     from stalloc.ranks import RankFiles
@@ -88,9 +90,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--rank",
         metavar="R",
-        type=int,
+        type=_rank,
         default=0,
-        help="the rank of the process among them (default: %(default)s)",
+        help="the rank of the process among them (default: %(default)s), or stages: one rank of "
+        "each stage of a pipeline, one after another",
     )
     parser.add_argument(
         "--largest",
@@ -120,6 +123,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Runs the script in this process. Returns the exit code."""
     largest: Largest | None = None
+    stages: Stages | None = None
     option = ""
     advice: list[Advice] | None = None
     failed: list[str] = []
@@ -130,16 +134,30 @@ def main(args: argparse.Namespace) -> int:
             )
         if args.iterations < _LEAST_ITERATIONS:
             raise StallocError("--iterations: at least 2 are needed; the first one only warms up")
+        if args.rank == STAGES and args.largest is not None:
+            raise StallocError(
+                "--largest goes with one rank: run --rank stages first, then --largest with "
+                "--rank R, the stage that needs the most"
+            )
         files = _files(args)
         if args.largest is not None:
             option, largest = _largest(args)
             estimate, ended = largest.estimate, ""
+        elif args.rank == STAGES:
+            stages, recordings = _stages(args)
+            if reason := failure(stages):
+                return _unanswered(args, reason, stages)
+            chosen = stages.largest(_ALLOCATORS[args.allocator])
+            assert chosen.estimate is not None
+            estimate, ended, args.rank = chosen.estimate, chosen.reason, chosen.rank
+            if args.advise:
+                advice, failed = _advice(args, recordings[chosen.rank])
         else:
             recording, ended = _recorded(args, args.arguments)
             estimate = recording.answer()
             if args.advise:
                 advice, failed = _advice(args, recording)
-        saved = _save(files, estimate, args.force) if files is not None else ""
+        saved = "" if files is None else _save_all(files, stages, estimate, args.force)
     except StallocError as error:
         return _unanswered(args, str(error))
     except OSError as error:
@@ -160,11 +178,16 @@ def main(args: argparse.Namespace) -> int:
                 "proven": largest.proven,
                 "predicted": largest.predicted,
             }
+        if stages is not None:
+            answer["rank"] = args.rank
+            answer["stages"] = [stage.to_json(allocator) for stage in stages.stages]
         if advice is not None:
             answer["advice"] = [asdict(each) for each in advice]
             answer["not_tried"] = failed
         print_json({**answer, **estimate.to_json()})
     else:
+        if stages is not None:
+            print_stages(stages, allocator)
         _print(estimate, allocator, ended)
         if advice is not None:
             _print_advice(advice, failed)
@@ -186,16 +209,46 @@ def main(args: argparse.Namespace) -> int:
     return FITS if verdict == "fits" else DOES_NOT_FIT
 
 
-def _unanswered(args: argparse.Namespace, reason: str) -> int:
+def _unanswered(args: argparse.Namespace, reason: str, stages: Stages | None = None) -> int:
     message = printable(" ".join(reason.split()))
-    print(f"stalloc fits: no answer: {message}", file=sys.stderr)
+    allocator = _ALLOCATORS[args.allocator]
     if args.json:
-        print_json({"verdict": None, "reason": message})
+        answer: dict[str, object] = {"verdict": None, "reason": message}
+        if stages is not None:
+            answer["stages"] = [stage.to_json(allocator) for stage in stages.stages]
+        print_json(answer)
+    elif stages is not None:
+        print_stages(stages, allocator)
+    print(f"stalloc fits: no answer: {message}", file=sys.stderr)
     return UNANSWERED
 
 
+def _rank(text: str) -> int | str:
+    """The number of a rank, or `stages`."""
+    if text == STAGES:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a rank nor {STAGES}") from None
+
+
+def _stages(args: argparse.Namespace) -> tuple[Stages, dict[int, Recording]]:
+    """The stages, and the recording of each by its rank."""
+    from stalloc._estimate.stages import walk
+
+    def run(world: World) -> tuple[Estimate, str, set[int]]:
+        recording, ended = _run_as(args, world, args.arguments)
+        answer = recording.answer()
+        recordings[world.rank] = recording
+        return answer, ended, recording.peers
+
+    recordings: dict[int, Recording] = {}
+    return walk(args.world, run), recordings
+
+
 def _files(args: argparse.Namespace) -> RankFiles | None:
-    """The files to write; None: none."""
+    """The files to write, of rank 0 for `--rank stages`; None: none."""
     if args.profile is None:
         return None
     from stalloc.ranks import RankFiles  # which imports torch
@@ -205,11 +258,24 @@ def _files(args: argparse.Namespace) -> RankFiles | None:
             "--profile goes without --largest: run it again with the value that was found"
         )
     make_folder(args.profile)
-    files = RankFiles(args.profile, args.rank)
+    files = RankFiles(args.profile, 0 if args.rank == STAGES else args.rank)
     if not args.force:
         check_new(files.trace)
         check_new(files.plan)
     return files
+
+
+def _save_all(files: RankFiles, stages: Stages | None, estimate: Estimate, replace: bool) -> str:
+    """Writes the files of each stage, or of the one rank. Returns the line to print."""
+    if stages is None:
+        return _save(files, estimate, replace)
+    every = [(type(files)(files.folder, stage.rank), stage.estimate) for stage in stages.stages]
+    if not replace:
+        for other, _ in every:
+            check_new(other.trace)
+            check_new(other.plan)
+    lines = [_save(other, one, replace) for other, one in every if one is not None]
+    return lines[-1]
 
 
 def _save(files: RankFiles, estimate: Estimate, replace: bool) -> str:
@@ -250,6 +316,8 @@ def _advice(args: argparse.Namespace, recording: Recording) -> tuple[list[Advice
         arguments = args.arguments if number == 1 else divided(args.arguments, number)
         if arguments is None:
             return None
+        if number == 1:  # what other ranks have sent still holds
+            return _run_as(args, recording.world, arguments, activations)[0].recorded()
         return _recorded(args, arguments, activations)[0].recorded()
 
     sharded = args.world is not None
@@ -324,10 +392,21 @@ def _estimated(args: argparse.Namespace, arguments: list[str]) -> Estimate:
 def _recorded(
     args: argparse.Namespace, arguments: list[str], activations: Activations | None = None
 ) -> tuple[Recording, str]:
+    from stalloc._estimate.world import world_of
+
+    return _run_as(args, world_of(args.world, args.rank), arguments, activations)
+
+
+def _run_as(
+    args: argparse.Namespace,
+    world: World | None,
+    arguments: list[str],
+    activations: Activations | None = None,
+) -> tuple[Recording, str]:
     from stalloc._estimate.cards import card_of
     from stalloc._estimate.recording import Recording
     from stalloc._estimate.scripts import run_script
-    from stalloc._estimate.world import run_as, world_of
+    from stalloc._estimate.world import run_as
 
     script = argparse.Namespace(**{**vars(args), "arguments": arguments})
 
@@ -336,7 +415,7 @@ def _recorded(
             recording = Recording(card_of(args.gpu), args.iterations, world, activations)
             return recording, run_script(recording, args.script, module=args.module)
 
-    return run_as(world_of(args.world, args.rank), run)
+    return run_as(world, run)
 
 
 def _print(estimate: Estimate, allocator: str, ended: str) -> None:
