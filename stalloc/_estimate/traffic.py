@@ -191,4 +191,7 @@ def _uses_nccl(name: str, group: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _ranks(group: Any) -> tuple[int, ...]:
-    return tuple(_distributed.get_process_group_ranks(group))
+    try:
+        return tuple(_distributed.get_process_group_ranks(group))
+    except KeyError:  # a group that the program made beside torch's functions
+        return tuple(range(group.size()))

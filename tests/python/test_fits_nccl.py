@@ -17,7 +17,7 @@ import stalloc
 from stalloc._estimate import nccl
 from stalloc._estimate.extras import Extra
 from stalloc._estimate.recording import made
-from stalloc._estimate.traffic import Communicator
+from stalloc._estimate.traffic import Communicator, Traffic
 from stalloc._estimate.world import World
 
 _distributed: Any = dist
@@ -163,6 +163,16 @@ def test_each_group_has_a_communicator_for_what_it_did() -> None:
         Communicator((0, 2), gathers=True),
         Communicator((0, 3), sent={3}, received={3}),
     ]
+
+
+def test_a_group_that_torch_does_not_know_has_ranks_from_zero_on() -> None:
+    class Group:
+        group_name = "own"
+
+        def size(self) -> int:
+            return 3
+
+    assert Traffic().made(Group()) == Communicator((0, 1, 2))
 
 
 @isolated
