@@ -216,7 +216,8 @@ def test_ranks_that_only_share_a_model_are_no_stages() -> None:
         _distributed.init_process_group("nccl")
         if _distributed.get_rank() == 0:
             for other in range(1, 8):
-                _distributed.send_object_list([{"seed": 1}], dst=other)
+                place = torch.device("cuda", 0)
+                _distributed.send_object_list([{"seed": 1}], dst=other, device=place)
         hosts = _distributed.new_group(backend="gloo")
         model: Any = _shard(nn.Linear(64, 64, device="cuda"))
 
