@@ -52,6 +52,7 @@ _PATIENCE = 3  # iterations of drift; doubled with each exchange
 _MOST_PATIENCE = 96
 _REST = 64  # iterations, the first time; doubled each time
 _ANOTHER_MODEL = "another model"
+_OTHER_INPUTS = "other inputs"
 
 
 class _Departure(NamedTuple):
@@ -230,9 +231,11 @@ class Cycle:
 
     def _serve_if_it_fits(self, forward: Forward) -> None:
         plan = self._proposals[0].plan
-        problem = model_mismatch(plan, forward.module) or input_mismatch(
-            names(plan, "inputs"), forward.args, forward.kwargs
-        )
+        problem = None
+        if model_mismatch(plan, forward.module):
+            problem = _ANOTHER_MODEL
+        elif input_mismatch(names(plan, "inputs"), forward.args, forward.kwargs):
+            problem = _OTHER_INPUTS
         if problem is not None and self._budget.take():
             self._why = problem
             self._record(forward)
@@ -353,7 +356,7 @@ class Cycle:
         self._unlike += problem is not None
         if not outgrown and self._unlike < self._patience:
             return None
-        reason = service.departure if outgrown else "other inputs"
+        reason = service.departure if outgrown else _OTHER_INPUTS
         if self._exchange():
             self._unlike = 0
             self._planning.cancel()
@@ -433,7 +436,7 @@ class Cycle:
         self._unlike = self._unlike + 1 if changed or is_another else 0
         self._rest_ends -= 1
         if self._unlike >= self._patience and self._exchange():
-            self._why = "other inputs" if changed else _ANOTHER_MODEL
+            self._why = _OTHER_INPUTS if changed else _ANOTHER_MODEL
             self._record(forward)
         elif self._rest_ends <= 0:
             self._why = "recorded again after a while"

@@ -292,6 +292,19 @@ def test_a_loop_that_rests_is_recorded_again_once_its_inputs_have_changed_for_go
 
 
 @isolated
+def test_a_plan_that_comes_too_late_for_its_inputs_says_why_it_is_made_again() -> None:
+    _, trainer = twins()
+    auto = stalloc.auto(trainer.model, time_limit=0.5)
+    train(auto, trainer, 1)
+    while stalloc.status()["stage"] == "recording":
+        train(auto, trainer, 1)
+    train(auto, trainer, 14, length=512)
+    (change,) = stalloc.status()["changes"]
+    assert change["reason"] == "other inputs"
+    stalloc.disable()
+
+
+@isolated
 @pytest.mark.parametrize("microbatches", [1, 7])
 def test_weights_that_are_updated_by_hand_are_trained_under_a_plan(microbatches: int) -> None:
     def loop(auto: Auto | None) -> list[str]:
