@@ -14,6 +14,20 @@ from training import assert_same, loss_of, tokens, twins
 import stalloc
 
 
+def share_served(kind: type[Silent], steps: int) -> float:
+    """Trains without and with stalloc; the share of training's requests served as planned."""
+    a, b = twins()
+    plain, trainer = kind(a.model), kind(b.model)
+    train(None, plain, steps)
+    with stalloc.auto(time_limit=0.1) as auto:
+        train(auto, trainer, steps)
+        status = stalloc.status()
+    assert_same(plain, trainer)
+    training = status["requests"] - status["evaluation_requests"]
+    served = status["served_as_planned"] - status["evaluation_served_as_planned"]
+    return served / training
+
+
 class Evaluating(Silent):
     """It evaluates after each third iteration."""
 
@@ -68,16 +82,7 @@ class Scoring(Silent):
 
 @isolated
 def test_numbers_that_a_loop_keeps_displace_no_planned_requests() -> None:
-    a, b = twins()
-    plain, trainer = Scoring(a.model), Scoring(b.model)
-    train(None, plain, 30)
-    with stalloc.auto(time_limit=0.1) as auto:
-        train(auto, trainer, 30)
-        status = stalloc.status()
-    assert_same(plain, trainer)
-    training = status["requests"] - status["evaluation_requests"]
-    served = status["served_as_planned"] - status["evaluation_served_as_planned"]
-    assert served >= 0.999 * training
+    assert share_served(Scoring, 30) >= 0.999
 
 
 class Keeping(Silent):
@@ -95,13 +100,4 @@ class Keeping(Silent):
 
 @isolated
 def test_a_copy_of_the_model_after_an_evaluation_displaces_no_planned_requests() -> None:
-    a, b = twins()
-    plain, trainer = Keeping(a.model), Keeping(b.model)
-    train(None, plain, 40)
-    with stalloc.auto(time_limit=0.1) as auto:
-        train(auto, trainer, 40)
-        status = stalloc.status()
-    assert_same(plain, trainer)
-    training = status["requests"] - status["evaluation_requests"]
-    served = status["served_as_planned"] - status["evaluation_served_as_planned"]
-    assert served >= 0.999 * training
+    assert share_served(Keeping, 40) >= 0.999

@@ -42,7 +42,7 @@ def scheduled(name: str, degree: int = 1, examples: bool = True) -> Callable[[],
             torch.device("cuda", torch.cuda.current_device()),
         )
         numbers = [place + STAGES * i for i in range(chunks)]
-        # Of interleaved stages all are alike.
+        # Interleaved stages are all alike.
         widths = [256] * 9 if chunks > 1 else list(WIDTHS)
         models: list[Any] = [nn.Linear(widths[n], widths[n + 1]).to(device) for n in numbers]
         if degree > 1:
