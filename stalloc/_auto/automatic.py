@@ -58,6 +58,7 @@ class Auto:
             on_forward=self._on_forward,
             guesses_ends=True,
         )
+        self._hooks.follow_any_thread()
         if on:
             self._begin(model, device, options, PlanCache(cache) if cache is not None else None)
 

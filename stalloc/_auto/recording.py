@@ -35,6 +35,8 @@ class Recording:
         self._profile = profile(
             root, device=device, layers=False, iterations=options.iterations, exact=False
         )
+        if forward is None:
+            self._profile._hooks.follow_any_thread()
         self._profile.__enter__()
         if forward is not None:
             forward.tell(self._profile._hooks)

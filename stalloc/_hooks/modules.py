@@ -161,7 +161,7 @@ class LayerHooks:
         self, sink: PhaseSink, thread: int, everything: bool, dynamic: Iterable[Pattern]
     ) -> None:
         self._sink = sink
-        self._thread = thread
+        self.thread = thread  # that trains
         self._everything = everything
         self.patterns = tuple(dynamic)
         self._open = _OpenLayers()
@@ -212,7 +212,7 @@ class LayerHooks:
     def enter(self, layer: int, *_: object) -> None:
         """A module is called, on a thread that matters or another."""
         recompute = torch._C._current_graph_task_id() != -1
-        if not recompute and threading.get_ident() != self._thread:
+        if not recompute and threading.get_ident() != self.thread:
             return
         self._tag()
         self._open.layers.append(layer)

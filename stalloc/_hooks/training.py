@@ -89,7 +89,7 @@ def attached() -> tuple[TrainingHooks, ...]:
 
 
 class TrainingHooks:
-    """Reports the position of the attaching thread's training loop to `sink`.
+    """Reports the position of a training loop to `sink`: the attaching thread's, as a rule.
 
     Args:
         sink: Receives the reports.
@@ -151,10 +151,12 @@ class TrainingHooks:
         self._extents = ExtentReader()
         self._discovery: registry.Handle | None = None
         self._is_attached = False
+        self._any_thread = False
         self._reset()
 
     def _reset(self) -> None:
         self._thread = threading.get_ident()
+        self._has_called = self._has_trained = False  # a model, on this thread
         self._tracker = PhaseTracker(
             self._sink, self._early_ends, self._guesses_ends, self._waits_for_slower
         )
@@ -214,6 +216,14 @@ class TrainingHooks:
             self._end_discovery()
             self._unwatch()
             self._watch(root)
+
+    def follow_any_thread(self) -> None:
+        """Follows the first thread that trains instead of the attaching one, before `attach`.
+
+        A thread that calls a module for training is taken for it, until another one begins a
+        backward pass before this one has.
+        """
+        self._any_thread = True
 
     def attach(self) -> TrainingHooks:
         """Begins to watch, in phase OTHER of a new iteration; nothing if attached already."""
@@ -317,7 +327,7 @@ class TrainingHooks:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         # Replicas of DataParallel share their original's hooks.
-        if not self._drives() or module is not self.root:
+        if module is not self.root or not self._drives_call(module):
             return
         self._close_layers_left_open(module_calls=1)
         training = _is_training_forward(module)
@@ -397,9 +407,7 @@ class TrainingHooks:
         self._root_trains = self._others_train = False
 
     def _module_called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not self._drives() or not _is_training_forward(module):
-            return
-        if not any(parameter.requires_grad for parameter in module.parameters()):
+        if not self._drives_call(module) or not _trains(module):
             return
         self._has_seen_model = True
         if module is self.root:  # which has been idle for a while
@@ -426,7 +434,10 @@ class TrainingHooks:
     def backward_begins(self) -> bool:
         """Called by the engine; not for users."""
         if not self._drives():
+            if not self._has_trained and torch._C._current_graph_task_id() == -1:
+                self._may_follow_this_thread()
             return False
+        self._has_trained = True
         if self._on_rootless is not None and self._is_rootless():
             self._on_rootless()
             if not self._is_attached:
@@ -517,6 +528,17 @@ class TrainingHooks:
             and torch._C._current_graph_task_id() == -1
         )
 
+    def _drives_call(self, module: nn.Module) -> bool:
+        """The same where a module is called, which may tell the thread that trains."""
+        if self._any_thread and not self._has_called and _trains(module):
+            self._has_called = True
+            self._may_follow_this_thread()
+        return self._drives()
+
+    def _may_follow_this_thread(self) -> None:
+        if self._any_thread and self._is_attached:
+            self._thread = self._layers.thread = threading.get_ident()
+
     def _is_rootless(self) -> bool:
         """True as long as no module that could be the root was called for training."""
         return self._finds_root and not self._has_seen_model
@@ -528,6 +550,15 @@ class TrainingHooks:
 
 def _is_training_forward(module: nn.Module) -> bool:
     return _is_set_to_train(module) and (torch.is_grad_enabled() or frames.in_autograd_function())
+
+
+def _trains(module: nn.Module) -> bool:
+    in_backward = torch._C._current_graph_task_id() != -1  # on a thread of autograd's
+    return (
+        not in_backward
+        and _is_training_forward(module)
+        and any(parameter.requires_grad for parameter in module.parameters())
+    )
 
 
 def _is_set_to_train(module: nn.Module) -> bool:

@@ -292,6 +292,21 @@ def test_a_loop_that_rests_is_recorded_again_once_its_inputs_have_changed_for_go
 
 
 @isolated
+def test_a_run_that_trains_in_a_thread_of_its_own_is_served() -> None:
+    plain, trainer = twins()
+    train(None, plain, 20)
+    auto = stalloc.auto()
+    thread = threading.Thread(target=lambda: train(auto, trainer, 20))
+    thread.start()
+    thread.join()
+    assert_same(plain, trainer)
+    status = stalloc.status()
+    stalloc.disable()
+    assert status["stage"] == "serving"
+    assert status["served_as_planned"] >= 0.99 * status["requests"] > 0
+
+
+@isolated
 def test_a_plan_that_comes_too_late_for_its_inputs_says_why_it_is_made_again() -> None:
     _, trainer = twins()
     auto = stalloc.auto(trainer.model, time_limit=0.5)

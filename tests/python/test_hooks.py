@@ -1039,6 +1039,31 @@ def test_a_root_called_on_another_thread_first_is_not_discovered(sink: Recording
         assert training.root is None
 
 
+def test_any_thread_is_followed_that_trains_first(sink: RecordingSink) -> None:
+    model, other = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    training = TrainingHooks(sink)
+    training.follow_any_thread()
+    with training:
+        in_thread(lambda: train_step(model, optimizer, 2))
+        assert training.root is model
+        other(X).sum().backward()
+    assert sink.take() == f"other {accumulate(2)} {STEP} other"
+
+
+def test_a_thread_that_only_calls_a_model_is_left_for_one_that_trains(sink: RecordingSink) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    training = TrainingHooks(sink)
+    training.follow_any_thread()
+    with training:
+        in_thread(lambda: model(X))
+        train_step(model, optimizer)
+        sink.take()
+        train_step(model, optimizer, 2)
+    assert sink.take() == f"{NEXT} {accumulate(2)} {STEP} other"
+
+
 def test_threads_that_run_the_model_all_the_while(sink: RecordingSink) -> None:
     model, other = Net(), Net()
     optimizer = torch.optim.SGD(model.parameters())
