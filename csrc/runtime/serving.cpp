@@ -71,6 +71,9 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       other_threads_(scope.other_threads),
       ahead_(scope.ahead) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
+  for (const plan::StartupRequest& r : plan.startup) {
+    if (r.stays() && plan[r.phase].key.kind == trace::PhaseKind::kBackward) ++first_kept_[r.size];
+  }
 }
 
 Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
@@ -84,6 +87,10 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   const auto [decision, group, startup, persistent, by_place, outgrows] =
       matcher().match(size, stream, tagged);
+  if (matcher().is_first() && is_kept_gradient(size)) {
+    ++counts_.persistent_requests;
+    return {};
+  }
   if (outgrows) {
     awaiting_ = decision;
     if (decision != kNone && !upcoming_refused_ && !startup_) return {.awaits_layout = true};
@@ -117,6 +124,14 @@ bool Serving::is_brief(Bytes size) {
     return d.origin == origin() && d.iterations > 0 && d.size >= size / 2;
   };
   return !departures_.keeps(origin(), size) && std::ranges::none_of(space.departed(), stays);
+}
+
+// The first backward pass makes the gradients that later ones add to, unless the loop drops them.
+// As temporaries of later passes their like have places in the plan, where they would stay.
+bool Serving::is_kept_gradient(Bytes size) {
+  if (first_kept_.empty() || matcher().kind() != trace::PhaseKind::kBackward) return false;
+  const auto left = first_kept_.find(size);
+  return left != first_kept_.end() && left->second-- > 0;
 }
 
 // Before its first phase a run makes its model, which is permanent.

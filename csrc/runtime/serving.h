@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -222,6 +223,7 @@ class Serving {
   void* place_in_memory(Range lacking, Bytes size, StreamId stream,
                         StaticPool::Departure departure);
   bool is_brief(Bytes size);
+  bool is_kept_gradient(Bytes size);
   bool is_setup();
   bool makes_tables();
   Bytes small() const;
@@ -328,6 +330,8 @@ class Serving {
   const bool fills_;  // the pool began without memory
   const bool other_threads_;
   bool ahead_;  // see Scope
+  // By size: gradients that the first backward pass makes and the run keeps; see trust_all().
+  std::map<Bytes, int> first_kept_;
   bool draining_ = false;
   bool shuts_out_departed_ = false;
   bool keeps_clear_ = false;

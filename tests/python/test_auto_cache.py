@@ -520,6 +520,31 @@ def test_a_table_that_the_first_forward_makes_takes_no_place_of_a_kept_plan(tmp_
         assert missed < status["iterations"] // 4
 
 
+GRADIENTS = f"""
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(96, 96) for _ in range(6)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for i in range(48):
+    optimizer.zero_grad(set_to_none=False)
+    model(torch.randn(64, 96)).square().mean().backward()
+    optimizer.step()
+    {WAITS}
+"""
+
+
+def test_gradients_that_stay_take_no_place_of_a_kept_plan(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(GRADIENTS)
+    for kept in (False, True):
+        out, _ = run("--json", script, cwd=tmp_path, STALLOC_CACHE=str(tmp_path / "cache"))
+        status = json.loads(out[-1])
+        assert (status["changes"][0]["iteration"] == 0) == kept
+        # The first gradients would take the places of those that later passes add to them.
+        missed = status["requests"] - status["served_as_planned"]
+        assert missed < status["iterations"] // 4
+
+
 @isolated
 @pytest.mark.parametrize("fault", ["damaged", "no folder", "read-only", "full"])
 def test_a_cache_that_fails_costs_a_warning(fault: str, tmp_path: Path) -> None:
