@@ -289,8 +289,7 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
         departure.only_outside ? &pools_.active()->space.planned() : &layouts_.anchored();
     departure.last = !departure.only_outside && evaluations_.leaves_last();
   }
-  // After an evaluation, a program copies its weights or makes a new model.
-  void* p = planned ? planned : allocate_departed(size, stream, departure, /*wary=*/is_new);
+  void* p = planned ? planned : allocate_departed(size, stream, departure, /*wary=*/false);
   if (p) evaluations_.serve(p);
   return p;
 }
