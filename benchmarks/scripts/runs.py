@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.catalogue import Script
@@ -176,9 +177,17 @@ def _collected(script: Script, found: Path) -> Run:
 
 
 def digest_of_saved(folder: Path) -> str:
-    """A digest of the tensors in all files that torch or safetensors has saved in a folder."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(folder.rglob("*")):
+    """A digest of the tensors in all files that torch or safetensors has saved in a folder.
+
+    It does not depend on the folders' names, which some scripts take from the time.
+    """
+    return hashlib.blake2b(b"".join(sorted(_digests(folder))), digest_size=16).hexdigest()
+
+
+def _digests(folder: Path) -> Iterator[bytes]:
+    """That of each file, with its name."""
+    for path in folder.rglob("*"):
+        digest = hashlib.blake2b(path.name.encode(), digest_size=16)
         if path.suffix in (".safetensors", ".distcp"):
             digest.update(path.read_bytes())
         elif path.suffix in (".pt", ".pth", ".ckpt") and zipfile.is_zipfile(path):
@@ -186,4 +195,6 @@ def digest_of_saved(folder: Path) -> str:
                 for name in sorted(archive.namelist()):
                     if "/data/" in name:  # the bytes of a storage
                         digest.update(archive.read(name))
-    return digest.hexdigest()
+        else:
+            continue
+        yield digest.digest()

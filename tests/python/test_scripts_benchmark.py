@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -31,6 +32,21 @@ for _ in range(40):
     optimizer.step()
 torch.save(model.state_dict(), "model.pt")
 """
+
+
+def test_the_digest_of_saved_tensors_does_not_depend_on_the_names_of_folders(
+    tmp_path: Path,
+) -> None:
+    def digest(of_first: str, of_second: str, value: float = 1.0) -> str:
+        folder = tmp_path / f"{of_first}-{of_second}-{value}"
+        files = {"model.pt": (of_first, value), "rng_1.pth": (of_second, 3.0)}
+        for name, (inner, number) in files.items():
+            (folder / inner).mkdir(parents=True, exist_ok=True)
+            torch.save(torch.full((9,), number), folder / inner / name)
+        return runs.digest_of_saved(folder)
+
+    assert digest("a", "b") == digest("b", "a") == digest("c", "c")
+    assert digest("a", "b") != digest("a", "b", 2.0)
 
 
 def test_runs_a_script_of_a_checkout_unchanged(tmp_path: Path) -> None:
