@@ -87,6 +87,7 @@ void bind_runtime(py::module_& m) {
           py::arg("names"), py::arg("values"))
       .def("enter_unplanned", &runtime::DeviceRuntime::enter_unplanned)
       .def("begin_evaluation", &runtime::DeviceRuntime::begin_evaluation)
+      .def("end_evaluation_forward", &runtime::DeviceRuntime::end_evaluation_forward)
       .def("leave_unplanned", &runtime::DeviceRuntime::leave_unplanned)
       .def("end_iteration", &runtime::DeviceRuntime::end_iteration, ReleaseGil())
       .def(

@@ -154,6 +154,11 @@ void DeviceRuntime::begin_evaluation() {
   if (DeviceRuntime* other = led()) other->begin_evaluation();
 }
 
+void DeviceRuntime::end_evaluation_forward() {
+  allocator_.loop().end_evaluation_forward();
+  if (DeviceRuntime* other = led()) other->end_evaluation_forward();
+}
+
 void DeviceRuntime::leave_unplanned() {
   recorder_.leave_unplanned();
   allocator_.loop().leave_unplanned();

@@ -58,6 +58,7 @@ class DeviceRuntime {
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   void enter_unplanned();
   void begin_evaluation();
+  void end_evaluation_forward();
   void leave_unplanned();
   void end_iteration();
   // Merges the recorded iterations into the current one; see Recorder.

@@ -31,6 +31,7 @@ constexpr std::size_t kLookAhead = 64;
 
 void Evaluations::begin(Part part) {
   program_ = &programs_[static_cast<std::size_t>(part)];
+  has_returned_ = false;
   if (part == Part::kForward) ++forwards_;
   if (part == Part::kBeginning && forwards_ > 0) {
     usual_forwards_ = std::exchange(forwards_, 0);

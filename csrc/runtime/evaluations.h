@@ -63,6 +63,11 @@ class Evaluations {
   // Ends the part, if one has begun, and learns from it.
   void end();
   bool active() const { return active_; }
+  // The part's forward has returned.
+  void end_forward() { has_returned_ = true; }
+  // True if the next request is one that no evaluation made before, and not its forward's. It may
+  // be a copy of a weight, which stays.
+  bool may_copy() const { return has_returned_ && !is_known(); }
 
   // The height of the part's layout; 0 before the first.
   Bytes height() const { return program_->height; }
@@ -159,8 +164,9 @@ class Evaluations {
   std::size_t next_ = 0;           // that of the next one
   std::size_t resync_ = kNowhere;  // that of the next one if the part goes on further ahead
   bool active_ = false;
-  int forwards_ = 0;        // of this evaluation so far
-  int usual_forwards_ = 1;  // of the evaluation before
+  bool has_returned_ = false;  // the part's forward
+  int forwards_ = 0;           // of this evaluation so far
+  int usual_forwards_ = 1;     // of the evaluation before
 };
 
 }  // namespace stalloc::runtime

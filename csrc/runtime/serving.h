@@ -127,6 +127,8 @@ class Serving {
   // A forward of the model begins in an unplanned stretch, and lasts until the next one or to the
   // end of the stretch.
   void begin_evaluation();
+  // That forward has returned. The program may copy its weights now, or make a new model.
+  void end_evaluation_forward() { evaluations_.end_forward(); }
   // stalloc's own fallback serves the last request, at `p`.
   void served_beside(const void* p) {
     if (evaluations_.active()) evaluations_.serve(p);

@@ -67,6 +67,11 @@ void TrainingLoop::begin_evaluation() {
   if (parts_.serving->is_resized()) parts_.update_reserved();
 }
 
+void TrainingLoop::end_evaluation_forward() {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.serving) parts_.serving->end_evaluation_forward();
+}
+
 void TrainingLoop::leave_unplanned() {
   const std::lock_guard lock(parts_.mutex);
   if (parts_.serving) parts_.serving->leave_unplanned();

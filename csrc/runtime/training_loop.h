@@ -24,6 +24,8 @@ class TrainingLoop {
   void enter_unplanned();
   // A forward of the model begins in an unplanned stretch, see Evaluations.
   void begin_evaluation();
+  // That forward has returned.
+  void end_evaluation_forward();
   void leave_unplanned();
   // True if the caller's fallback should give back what it caches, see Serving. The answer holds
   // once.

@@ -38,6 +38,9 @@ class IterationEnds:
     def begin_evaluation(self) -> None:
         """Ignored."""
 
+    def end_evaluation_forward(self) -> None:
+        """Ignored."""
+
     def leave_unplanned(self) -> None:
         """Ignored."""
 

@@ -172,6 +172,8 @@ class PhaseTracker:
         self._forwards -= 1
         if self._forwards:
             return
+        if self._unplanned:
+            self._sink.end_evaluation_forward()
         if self._evaluating:
             self._evaluating = False
             self._resume()

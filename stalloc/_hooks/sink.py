@@ -36,7 +36,7 @@ class PhaseSink(Protocol):
 
     - A phase lasts until the next one is entered. Entering the same one again is a new occurrence.
     - `enter_unplanned` and `leave_unplanned` come in pairs and never nest; between them nothing is
-      called but `begin_evaluation` and the layer functions. Leaving resumes the interrupted phase,
+      called but the functions of evaluations and of layers. Leaving resumes the interrupted phase,
       the same occurrence.
     - `end_iteration` is followed at once by `enter_phase`.
     - `set_extents` is followed at once by `enter_phase(FORWARD, ...)`, or comes at most once in a
@@ -62,6 +62,9 @@ class PhaseSink(Protocol):
 
         It lasts until the next one, or to the end of the stretch.
         """
+
+    def end_evaluation_forward(self) -> None:
+        """The last of these forwards has returned: the program may copy the model now."""
 
     def leave_unplanned(self) -> None:
         """Resumes the interrupted phase."""

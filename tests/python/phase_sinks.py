@@ -21,6 +21,7 @@ class RecordingSink:
         self.open_layers: dict[int, list[int]] = {}
         self.extents: list[dict[str, int]] = []  # one for each forward that has some
         self.evaluations = 0  # forwards in unplanned stretches
+        self.returned = 0  # of these
         self.suspended = False
         self._needs_phase = True
         self._extents_upcoming = False
@@ -72,6 +73,11 @@ class RecordingSink:
     def begin_evaluation(self) -> None:
         self._require(self.suspended, "an evaluation outside an unplanned stretch")
         self.evaluations += 1
+
+    def end_evaluation_forward(self) -> None:
+        self._require(self.suspended, "a forward outside an unplanned stretch has returned")
+        self._require(self.returned < self.evaluations, "a forward returned twice")
+        self.returned += 1
 
     def leave_unplanned(self) -> None:
         self._require(self.suspended, "left an unplanned stretch that was not entered")

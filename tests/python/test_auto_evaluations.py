@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 
 import torch
@@ -82,3 +83,21 @@ class Scoring(Silent):
 @isolated
 def test_numbers_that_a_loop_keeps_displace_no_planned_requests() -> None:
     assert share_served(Scoring, 30) >= 0.999
+
+
+class Keeping(Silent):
+    """It evaluates once, and keeps a copy of the model from then on."""
+
+    def finish(self) -> None:
+        super().finish()
+        if self.steps == 12:
+            self.model.eval()
+            with torch.no_grad():
+                self.losses.append(loss_of(self.model, tokens(self.steps, 0)).item())
+            self.best = copy.deepcopy(self.model)
+            self.model.train()
+
+
+@isolated
+def test_a_copy_of_the_model_after_an_evaluation_displaces_no_planned_requests() -> None:
+    assert share_served(Keeping, 40) >= 0.999

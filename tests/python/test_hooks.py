@@ -174,7 +174,7 @@ def test_an_evaluation_lasts_from_eval_to_train(sink: RecordingSink) -> None:
         assert sink.take() == "("
         for _ in range(2):
             model(X)
-        assert (sink.take(), sink.evaluations) == ("", 2)
+        assert (sink.take(), sink.evaluations, sink.returned) == ("", 2, 2)
         model.train()
         assert sink.take() == ")"
 
