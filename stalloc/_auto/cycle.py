@@ -203,7 +203,7 @@ class Cycle:
         else:
             self._rest(
                 "a plan would save less than 1 % of what torch reserves, less than 2 % with whole "
-                "iterations, or less than 20 % with requests that change, where torch gives back "
+                "iterations, or less than 5 % with requests that change, where torch gives back "
                 "what is idle"
             )
 

@@ -43,12 +43,11 @@ LEAST_GAIN_LATER = 0.001
 """The same for a run that is served from its first request, where it costs no change. Blocks beside
 the pool may need a little more than their bytes."""
 
-LEAST_GAIN_OF_CHANGING = 0.2
+LEAST_GAIN_OF_CHANGING = 0.05
 """The same for a plan of requests that change from iteration to iteration, where torch gives back
 what is idle before it reserves more than ever. That reserves a few percent more than the load
 whatever comes, whereas later requests need more than those that the plan was made of, and what
-torch's segments keep is missing in the pool. Of the plans for `benchmarks/programs` that were to
-save less, most cost memory in the end."""
+torch's segments keep is missing in the pool."""
 
 _SHARED_SEGMENT = 20 << 20
 """Bytes. Smaller blocks share segments of torch's, which stay as long as one of them is live. Idle
@@ -65,7 +64,8 @@ class Proposal:
         before: Reserved by torch at that peak: by its policy, or less if that was measured and is
             going to last.
         after: The same under the plan: the pool, and the most that is live beside it. The two may
-            come at different times, so this is no less than the plan takes.
+            come at different times, so this is no less than the plan takes. It is the load if that
+            is more: another recorded iteration was larger than the last one.
         entering: The pool and all that is live beside it where an iteration begins that is the
             first one under the plan. Requests that live on from the iteration before lie there.
         beside: Reserved beside the pool in an iteration that runs as recorded.
@@ -95,8 +95,13 @@ class Proposal:
 
     @property
     def is_for_later(self) -> bool:
-        """True if it may serve a later run from the first request; all its requests are known."""
-        return self.gain >= LEAST_GAIN_LATER and not self.is_changing
+        """True if it may serve a later run from the first request; all its requests are known.
+
+        They are, too, if their sizes follow laws of the inputs.
+        """
+        if len(self.plan.groups.size) > 0:
+            return False
+        return self.gain >= (LEAST_GAIN if self.is_changing else LEAST_GAIN_LATER)
 
     @property
     def gain(self) -> float:
@@ -171,7 +176,7 @@ def candidates(
             plan=plan,
             load=torch.load,
             before=reserved,
-            after=plan.pool + most,
+            after=max(plan.pool + most, torch.load),
             entering=plan.pool + live.at_begin,
             beside=most - live.kept,
             peak=peak.reserved,

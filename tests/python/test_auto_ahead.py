@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import stalloc
 from stalloc import _core
 from stalloc._auto import proposal
 from stalloc._auto.proposal import Peak, Proposal, candidates, propose
-from stalloc.replaying import replay_torch
+from stalloc.replaying import Replay, replay_torch
 from stalloc.trace import Trace
 
 _OUTPUT = 4 * 2048 * 2048
@@ -100,26 +101,60 @@ def test_a_measured_peak_that_will_not_last_is_no_measure() -> None:
     assert found[0].before == best.before, "as the model of torch says"
 
 
-@isolated
-def test_a_plan_of_changing_requests_has_to_save_much_where_torch_is_thrifty() -> None:
+def changing() -> Trace:
+    """A recording of batches of five sizes."""
     model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 2048))
     with stalloc.profile(model, device="cpu") as prof:
         for rows in (1024, 2048, 512, 1536, 768):
             model(torch.randn(rows, 64)).square().mean().backward()
             model.zero_grad()
             prof.step()
+    return prof.trace
+
+
+@isolated
+def test_a_plan_of_changing_requests_has_to_save_much_where_torch_is_thrifty() -> None:
+    trace = changing()
 
     def found(*, is_thrifty: bool) -> list[Proposal]:
         peak = Peak(2 * best.before, best.load, is_thrifty)
-        return propose(prof.trace, 0.1, lambda _: True, peak)
+        return propose(trace, 0.1, lambda _: True, peak)
 
-    best, *_ = propose(prof.trace, 0.1, lambda _: True)
+    best, *_ = propose(trace, 0.1, lambda _: True)
     assert best.is_changing
     proposal.LEAST_GAIN_OF_CHANGING = best.gain + 1e-3
     assert found(is_thrifty=False)
     assert not found(is_thrifty=True)
     proposal.LEAST_GAIN_OF_CHANGING = best.gain - 1e-3
     assert found(is_thrifty=True)
+
+
+@isolated
+def test_a_plan_whose_sizes_follow_laws_is_kept_for_later_runs() -> None:
+    best, *_ = candidates(changing(), 0.1, lambda _: True, Peak())
+    assert best.is_changing
+    assert len(best.plan.groups.size) == 0
+    assert best.is_for_later
+    little = replace(best, after=int(best.before * (1 - proposal.LEAST_GAIN / 2)))
+    assert not little.is_for_later, "an unchanging one would be"
+
+
+@isolated
+def test_no_plan_counts_as_smaller_than_the_load() -> None:
+    usual = replay_torch
+    trace = recorded(keeps=False)
+    best, *_ = candidates(trace, 0.1, lambda _: True)
+    load = best.after + 4096
+
+    def larger(trace: Trace) -> Replay:
+        return replace(usual(trace), load=load)
+
+    proposal.replay_torch = larger  # an earlier iteration was larger than the last one
+    try:
+        found = candidates(trace, 0.1, lambda _: True)
+    finally:
+        proposal.replay_torch = usual
+    assert min(each.after for each in found) == load
 
 
 @isolated
