@@ -60,12 +60,12 @@ class Proposal:
 
     Attributes:
         plan: The plan.
-        load: Live at the peak of an iteration.
+        load: Live at the peak of the last recorded iteration; of all, if requests change.
         before: Reserved by torch at that peak: by its policy, or less if that was measured and is
             going to last.
         after: The same under the plan: the pool, and the most that is live beside it. The two may
-            come at different times, so this is no less than the plan takes. It is the load if that
-            is more: another recorded iteration was larger than the last one.
+            come at different times, so this is no less than the plan takes. It is no less than the
+            load.
         entering: The pool and all that is live beside it where an iteration begins that is the
             first one under the plan. Requests that live on from the iteration before lie there.
         beside: Reserved beside the pool in an iteration that runs as recorded.
@@ -91,7 +91,7 @@ class Proposal:
     @property
     def is_changing(self) -> bool:
         """True if sizes follow laws of the inputs, or requests are dynamic."""
-        return len(self.plan.groups.size) > 0 or bool((self.plan.decisions.law >= 0).any())
+        return _is_changing(self.plan)
 
     @property
     def is_for_later(self) -> bool:
@@ -164,19 +164,21 @@ def candidates(
     live = _LiveOn(trace)
     peak = peak or Peak()
     shared = _SHARED_SEGMENT if peak.reserved > 0 and not peak.is_thrifty else 0
-    reserved = torch.reserved
-    if 0 < torch.load <= peak.live:
-        # Blocks that are live beside the recorded requests are the same under a plan.
-        reserved = min(reserved, peak.reserved - (peak.live - torch.load))
+    reserved = _measured(torch.load, torch.reserved, peak)
 
     def proposal(source: Trace) -> Proposal:
         plan = source.plan(time_limit=time_limit, progress=goes_on)
         most = live.most_beside(plan)
+        load, before = torch.load, reserved
+        if _is_changing(plan):
+            # The plan serves all recorded iterations, and the last one may be a small one.
+            load = torch.peak_load
+            before = _measured(load, torch.peak_reserved, peak)
         found = Proposal(
             plan=plan,
-            load=torch.load,
-            before=reserved,
-            after=max(plan.pool + most, torch.load),
+            load=load,
+            before=before,
+            after=max(plan.pool + most, load),
             entering=plan.pool + live.at_begin,
             beside=most - live.kept,
             peak=peak.reserved,
@@ -193,6 +195,20 @@ def candidates(
         if is_smaller and whole.gain >= LEAST_GAIN_OF_WHOLE:
             proposals.insert(0, whole)
     return proposals
+
+
+def _is_changing(plan: Plan) -> bool:
+    return len(plan.groups.size) > 0 or bool((plan.decisions.law >= 0).any())
+
+
+def _measured(load: int, reserved: int, peak: Peak) -> int:
+    """The bytes that torch reserved for a load: those of its policy, or less if that was measured.
+
+    Blocks that are live beside the recorded requests are the same under a plan.
+    """
+    if 0 < load <= peak.live:
+        return min(reserved, peak.reserved - (peak.live - load))
+    return reserved
 
 
 class _LiveOn:

@@ -140,6 +140,19 @@ def test_a_plan_whose_sizes_follow_laws_is_kept_for_later_runs() -> None:
 
 
 @isolated
+def test_a_plan_of_changing_requests_is_judged_by_the_largest_iteration() -> None:
+    trace = changing()
+    torch = replay_torch(trace)
+    assert torch.load < torch.peak_load / 2, "the last iteration is a small one"
+    best, *_ = candidates(trace, 0.1, lambda _: True)
+    assert (best.load, best.before) == (torch.peak_load, torch.peak_reserved)
+    beside = 10 << 20  # bytes that were live before the recording
+    peak = Peak(torch.peak_load + 4096 + beside, torch.peak_load + beside)
+    best, *_ = candidates(trace, 0.1, lambda _: True, peak)
+    assert best.before == torch.peak_load + 4096
+
+
+@isolated
 def test_no_plan_counts_as_smaller_than_the_load() -> None:
     usual = replay_torch
     trace = recorded(keeps=False)
