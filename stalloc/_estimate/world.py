@@ -147,7 +147,7 @@ def patch(patches: Patches, values: Values, traffic: Traffic, world: World | Non
     _sharded_tensors(patches)
     if world is not None and world.size > 1:
         launching.patch(patches, world.rank)
-        pipelines.patch(patches, values, world.shapes)
+        pipelines.patch(patches, values, world.shapes, world.mail.meet)
 
 
 def end() -> None:
