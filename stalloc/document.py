@@ -76,7 +76,11 @@ class Document(ABC, Generic[CoreT]):
             FileExistsError: The file exists, and `overwrite` is not set.
             OSError: It cannot be written.
         """
-        write_file(Path(path), self._core.to_json(), overwrite=overwrite)
+        write_file(Path(path), self.to_json(), overwrite=overwrite)
+
+    def to_json(self) -> bytes:
+        """The content of its file."""
+        return self._core.to_json()
 
     @property
     def info(self) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import pickle
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,22 @@ class Estimate:
             "limit": self.limit,
             "curve": live.sampled(min(_SAMPLES, max(live.period, 1))),
         }
+
+
+def packed(estimate: Estimate) -> bytes:
+    """An estimate for another process."""
+    plan = None if estimate.plan is None else estimate.plan.to_json()
+    bare: Any = replace(estimate, trace=None, plan=None)  # type: ignore[arg-type]
+    return pickle.dumps((bare, estimate.trace.to_json(), plan))
+
+
+def unpacked(content: bytes) -> Estimate:
+    """The estimate that was packed."""
+    bare, trace, plan = pickle.loads(content)
+    source = "the estimate of a rank"
+    whole = None if plan is None else Plan.from_json(plan, source)
+    estimate: Estimate = replace(bare, trace=Trace.from_json(trace, source), plan=whole)
+    return estimate
 
 
 def with_verdict(estimate: Estimate) -> Trace:

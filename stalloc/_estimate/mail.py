@@ -40,7 +40,15 @@ class Mail:
             kept = None
         self.sent.setdefault(route, []).append(kept)
 
-    def receive(self, route: Route) -> Any:
-        """The next message; None where it is not known."""
+    def receive(self, route: Route, *, waits: bool = True) -> Any:
+        """The next message; None where it is not known.
+
+        Args:
+            route: The one that it comes on.
+            waits: The receiver can use what it may be, so it waits for a rank that still runs.
+        """
         left = self._left.get(route)
         return copy.deepcopy(left.popleft()) if left else None
+
+    def meet(self, rank: int) -> None:
+        """Another rank of the pipeline is known; nobody waits for that here."""

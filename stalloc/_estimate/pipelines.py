@@ -10,8 +10,9 @@ as that rank first, until it sends.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,7 +25,7 @@ class AsksFirstStage(Unanswerable):
     """The shapes that the first stage sends are not known yet."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Shapes:
     """The shapes that stages of a pipeline send.
 
@@ -35,16 +36,27 @@ class Shapes:
 
     sent: dict[int, Any] = field(default_factory=dict)
     awaited: bool = False
+    complete: ClassVar[bool] = False
+    """True if all that will ever be sent is known once it has been asked for."""
+
+    def of(self, stage: int) -> Any:
+        """The shapes that a stage sends; None if they are not known."""
+        return self.sent.get(stage)
+
+    def tell(self, stage: int, shapes: Any) -> None:
+        """A stage sends its shapes."""
+        self.sent[stage] = shapes
 
 
-def patch(patches: Patches, values: Values, shapes: Shapes) -> None:
-    """Answers what stages ask other ranks for."""
+def patch(patches: Patches, values: Values, shapes: Shapes, met: Callable[[int], None]) -> None:
+    """Answers what stages ask other ranks for; `met` is called with the rank of a neighbour."""
     try:
         stages: Any = importlib.import_module("torch.distributed.pipelining.stage")
     except ImportError:
         return
     kind: Any = getattr(stages, "PipelineStage", None)
-    if not all(hasattr(kind, name) for name in ("_recv_meta", "_warmup_forward_vote")):
+    asked = ("_recv_meta", "_warmup_forward_vote", "_resolve_peer_global_rank")
+    if not all(hasattr(kind, name) for name in asked):
         return  # another version of torch
 
     def vote(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
@@ -57,15 +69,20 @@ def patch(patches: Patches, values: Values, shapes: Shapes) -> None:
     def voted(stage: Any, received_result: Any = None) -> Any:
         return stage._stalloc_vote if received_result is None else received_result
 
+    def meet(stage: Any, other: int) -> None:
+        met(stage._resolve_peer_global_rank(other))
+
     def received(stage: Any, source: int) -> Any:
         if source > stage.stage_index:
             metas = stages._derive_grad_metas(stage._stage_meta.outputs)
             return stages._StageBackwardMeta(backward_metas=metas)
-        if source in shapes.sent:
-            return shapes.sent[source]
-        if 0 not in shapes.sent:
+        meet(stage, source)
+        known = shapes.of(source)
+        if known is not None:
+            return known
+        if 0 not in shapes.sent and shapes.of(0) is None:
             shapes.awaited = True
-            raise AsksFirstStage(
+            raise (Unanswerable if shapes.complete else AsksFirstStage)(
                 f"{script_line()}: stage {stage.stage_index} of a pipeline gets the shapes of its "
                 "inputs from another rank; give its PipelineStage input_args and output_args"
             )
@@ -74,7 +91,8 @@ def patch(patches: Patches, values: Values, shapes: Shapes) -> None:
 
     def sent(stage: Any, meta: Any, target: int) -> None:
         if target > stage.stage_index:
-            shapes.sent[stage.stage_index] = meta
+            meet(stage, target)
+            shapes.tell(stage.stage_index, meta)
         if stage.is_first and shapes.awaited:
             shapes.awaited = False
             raise Enough

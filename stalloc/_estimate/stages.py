@@ -5,18 +5,21 @@ is of another stage of its pipeline: that one runs next, and tells of its own ne
 program of 8 stages, each of 8 ranks that share or copy it, is run 8 times, as the ranks of the one
 pipeline that rank 0 is in. All other ranks hold what one of these holds.
 
-Ranks run one after another, the smallest first, so that each knows what the stage before it sends.
+In one process, ranks run one after another, the smallest first, so that each knows what the stage
+before it sends. In processes of their own they run side by side (`stalloc._estimate.processes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stalloc import replaying
-from stalloc._estimate.answer import DOES_NOT_FIT, FITS, MAY_NOT_FIT, Estimate
+from stalloc._estimate.answer import DOES_NOT_FIT, FITS, MAY_NOT_FIT, Estimate, packed, unpacked
 from stalloc._estimate.cards import Card, card_of
+from stalloc._estimate.post import Post, PostedShapes
+from stalloc._estimate.processes import Line, Ranks, usable_cores
 from stalloc._estimate.recording import ITERATIONS, made
 from stalloc._estimate.world import World, world_of
 from stalloc.errors import StallocError
@@ -103,10 +106,7 @@ def walk(size: int | None, run: Run) -> Stages:
     Raises:
         StallocError: There is no world; or rank 0, which tells of the others, has no answer.
     """
-    if size is None:
-        raise StallocError("the stages of a pipeline are ranks of several processes: give --world")
-    first = world_of(size, 0)
-    assert first is not None
+    first = _first(size)
     stages: dict[int, Stage] = {}
     waiting = {0}
     while waiting:
@@ -121,7 +121,53 @@ def walk(size: int | None, run: Run) -> Stages:
             stages[rank] = Stage(rank, estimate, ended)
             waiting |= peers
         waiting -= stages.keys()
-    return Stages(size, tuple(stages[rank] for rank in sorted(stages)))
+    return Stages(first.size, tuple(stages[rank] for rank in sorted(stages)))
+
+
+def walk_side_by_side(
+    size: int | None, run: Run, cores: int | None = None
+) -> tuple[Stages, Callable[[int], World]]:
+    """Runs one rank of each stage, each in a process of its own.
+
+    Args:
+        size: The number of processes.
+        run: Called with each rank, in its process.
+        cores: How many run at once; None: as many as there are cores.
+
+    Returns:
+        The stages, and a function that gives a rank with the mail of all others.
+
+    Raises:
+        StallocError: As for `walk`.
+    """
+    first = _first(size)
+
+    def world(rank: int, post: Post) -> World:
+        return replace(first, rank=rank, mail=post, shapes=PostedShapes(post))
+
+    def work(rank: int, line: Line) -> tuple[bytes, str]:
+        answer, ended, _ = run(world(rank, Post(line.tell, line.ask)))
+        return packed(answer), ended
+
+    def answered(rank: int) -> World:
+        post = Post(lambda *_: None, lambda key, number: ranks.message(key, number) or b"")
+        return world(rank, post)
+
+    ranks = Ranks(work, cores or usable_cores())
+    ranks.run(0)
+    if 0 in ranks.failures:
+        raise StallocError(ranks.failures[0])
+    stages = [Stage(rank, unpacked(one), ended) for rank, (one, ended) in ranks.results.items()]
+    stages += [Stage(rank, None, reason) for rank, reason in ranks.failures.items()]
+    return Stages(first.size, tuple(sorted(stages, key=lambda stage: stage.rank))), answered
+
+
+def _first(size: int | None) -> World:
+    if size is None:
+        raise StallocError("the stages of a pipeline are ranks of several processes: give --world")
+    first = world_of(size, 0)
+    assert first is not None
+    return first
 
 
 def estimate_stages(

@@ -99,13 +99,15 @@ class Traffic:
         group = _group(args)
         if group is None:
             return
-        if name in ("send", "recv_") and not self._sends_objects:
-            self._carry(group, args[0], args[2], sends=name == "send")
-        if not _uses_nccl(name, group, args):
-            return
-        if name in ("send", "recv_"):
+        single = name in ("send", "recv_")
+        uses_nccl = _uses_nccl(name, group, args)
+        if single and uses_nccl:  # first of all: the other rank may begin, and send
             self._note_single(group, args[2], sends=name == "send")
-        elif name.startswith(("alltoall", "all_to_all", "gather", "scatter")):
+        if single and not self._sends_objects:
+            self._carry(group, args[0], args[2], sends=name == "send")
+        if single or not uses_nccl:
+            return
+        if name.startswith(("alltoall", "all_to_all", "gather", "scatter")):
             one = self.made(group)
             others = set(one.ranks) - {_distributed.get_rank()}
             one.sent |= others
@@ -131,7 +133,9 @@ class Traffic:
         for tensor in tensors:
             if sends:
                 self._mail.send((ranks, own, ranks[number]), _values(tensor))
-            elif (values := self._mail.receive((ranks, ranks[number], own))) is not None:
+                continue
+            route, waits = (ranks, ranks[number], own), _may_be_known(tensor)
+            if (values := self._mail.receive(route, waits=waits)) is not None:
                 _fill(tensor, values)
 
     def _note_single(self, group: Any, number: int, *, sends: bool) -> None:
@@ -141,6 +145,7 @@ class Traffic:
             return
         if not self._sends_objects:
             self.peers.add(peer)
+            self._mail.meet(peer)
         if self._batches:
             one = self.made(group)
         else:
@@ -154,6 +159,12 @@ def _values(tensor: Tensor) -> Tensor | None:
     if isinstance(tensor, FakeTensor):
         return known_values(tensor)
     return tensor.detach().clone() if tensor.numel() <= MOST_KNOWN else None
+
+
+def _may_be_known(tensor: Tensor) -> bool:
+    """True for tensors like those that `_values` keeps."""
+    floats = isinstance(tensor, FakeTensor) and tensor.is_floating_point()
+    return tensor.numel() <= MOST_KNOWN and not floats
 
 
 def _fill(tensor: Tensor, values: Any) -> None:

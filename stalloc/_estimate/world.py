@@ -25,6 +25,7 @@ from stalloc._estimate.stores import Store
 from stalloc._estimate.traffic import Traffic
 from stalloc._estimate.values import Unanswerable, Values, script_line
 from stalloc._frameworks.patches import Patches
+from stalloc._hooks import optimizers
 from stalloc._torch_modules import torch_module
 from stalloc.errors import StallocError
 
@@ -129,7 +130,9 @@ def run_as(world: World | None, run: Callable[[World | None], Result]) -> Result
         return run(world)
     except pipelines.AsksFirstStage:
         assert world is not None
-        run(world.other(0))
+    optimizers.retire()
+    run(world.other(0))
+    optimizers.retire()
     return run(world)
 
 
@@ -144,7 +147,7 @@ def patch(patches: Patches, values: Values, traffic: Traffic, world: World | Non
     _sharded_tensors(patches)
     if world is not None and world.size > 1:
         launching.patch(patches, world.rank)
-        pipelines.patch(patches, values, world.shapes)
+        pipelines.patch(patches, values, world.shapes, world.mail.meet)
 
 
 def end() -> None:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Container
+from weakref import WeakSet
 
 import torch
+
+_retired: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+
+def retire() -> None:
+    """Counts no optimizer that exists now: the program that made it has ended.
+
+    Torch may keep it alive: FSDP2 keeps the classes of modules, and their functions all globals.
+    """
+    _retired.update(_optimizers())
 
 
 def any_exists() -> bool:
@@ -26,7 +37,8 @@ def awaits_first_step(stepped: Container[object]) -> bool:
 
 def _optimizers() -> list[torch.optim.Optimizer]:
     # type() does not ask a proxy object, which may import its target.
-    return [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+    found = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+    return [o for o in found if o not in _retired]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -26,6 +26,8 @@ from stalloc.errors import StallocError
 from stalloc.files import check_new, make_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stalloc._estimate.advice import Advice, Recorded
     from stalloc._estimate.answer import Estimate
     from stalloc._estimate.largest import Largest
@@ -93,7 +95,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         type=_rank,
         default=0,
         help="the rank of the process among them (default: %(default)s), or stages: one rank of "
-        "each stage of a pipeline, one after another",
+        "each stage of a pipeline, side by side",
     )
     parser.add_argument(
         "--largest",
@@ -144,14 +146,15 @@ def main(args: argparse.Namespace) -> int:
             option, largest = _largest(args)
             estimate, ended = largest.estimate, ""
         elif args.rank == STAGES:
-            stages, recordings = _stages(args)
+            stages, worlds = _stages(args)
             if reason := failure(stages):
                 return _unanswered(args, reason, stages)
             chosen = stages.largest(_ALLOCATORS[args.allocator])
             assert chosen.estimate is not None
             estimate, ended, args.rank = chosen.estimate, chosen.reason, chosen.rank
             if args.advise:
-                advice, failed = _advice(args, recordings[chosen.rank])
+                again = _run_as(args, worlds(chosen.rank), args.arguments)[0]
+                advice, failed = _advice(args, again)
         else:
             recording, ended = _recorded(args, args.arguments)
             estimate = recording.answer()
@@ -233,18 +236,15 @@ def _rank(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a rank nor {STAGES}") from None
 
 
-def _stages(args: argparse.Namespace) -> tuple[Stages, dict[int, Recording]]:
-    """The stages, and the recording of each by its rank."""
-    from stalloc._estimate.stages import walk
+def _stages(args: argparse.Namespace) -> tuple[Stages, Callable[[int], World]]:
+    """The stages, and each rank with what the others have sent it."""
+    from stalloc._estimate.stages import walk_side_by_side
 
     def run(world: World) -> tuple[Estimate, str, set[int]]:
         recording, ended = _run_as(args, world, args.arguments)
-        answer = recording.answer()
-        recordings[world.rank] = recording
-        return answer, ended, recording.peers
+        return recording.answer(), ended, recording.peers
 
-    recordings: dict[int, Recording] = {}
-    return walk(args.world, run), recordings
+    return walk_side_by_side(args.world, run)
 
 
 def _files(args: argparse.Namespace) -> RankFiles | None:

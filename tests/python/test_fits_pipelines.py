@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from isolation import isolated
+from processes import python
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
@@ -79,3 +82,37 @@ def test_schedules_hold_as_many_microbatches_as_they_do() -> None:
 
     activations = BATCH // MICROBATCHES * WIDTH * 4
     assert load("ScheduleGPipe", 0) - load("Schedule1F1B", 0) >= 3 * activations
+
+
+SCRIPT = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+dist.init_process_group("nccl")
+rank, device = dist.get_rank(), torch.device("cuda", dist.get_rank())
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+model = Layer(64, 64).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+nn.kept = Layer  # as FSDP2 does: with it, all that the script has made
+stage = PipelineStage(model, rank, 4, device)
+schedule = Schedule1F1B(stage, 4, loss_fn=lambda y, t: (y - t).square().mean())
+for _ in range(10):
+    x = (torch.zeros(64, 64, device=device),) if rank == 0 else ()
+    target = {"target": torch.zeros(64, 64, device=device)} if rank == 3 else {}
+    schedule.step(*x, **target)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_no_optimizer_of_an_attempt_that_ended_is_awaited(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    options = ("--gpu", "H100", "--world", "4", "--rank", "2", "--json")
+    done = python("-m", "stalloc", "fits", *options, script)
+    assert json.loads(done.stdout)["iterations"] == 3
