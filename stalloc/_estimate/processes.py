@@ -57,7 +57,7 @@ class Ranks:
     """The ranks that run.
 
     Args:
-        work: Called in the process of a rank. What it returns must be possible to pickle.
+        work: Called in the process of a rank. Its result must be possible to pickle.
         cores: How many ranks run at once.
 
     Attributes:
