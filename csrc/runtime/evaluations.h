@@ -65,9 +65,7 @@ class Evaluations {
   bool active() const { return active_; }
   // The part's forward has returned.
   void end_forward() { has_returned_ = true; }
-  // True if the next request is one that no evaluation made before, and not its forward's. It may
-  // be a copy of a weight, which stays.
-  bool may_copy() const { return has_returned_ && !is_known(); }
+  bool has_returned() const { return has_returned_; }
 
   // The height of the part's layout; 0 before the first.
   Bytes height() const { return program_->height; }

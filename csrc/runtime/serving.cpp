@@ -273,7 +273,6 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   const Bytes small = this->small();
   // A pool that cannot grow has no end to be kept clear.
   const bool is_new = !evaluations_.is_known() && pools_.can_grow();
-  const bool may_copy = evaluations_.may_copy() && pools_.can_grow();
   if (size <= kNumber && offset == kUnplaced) return nullptr;
   if (size < small && (evaluations_.outlives(small) || (is_new && size < kTiny))) return nullptr;
   void* planned = offset == kUnplaced ? nullptr : place_evaluation(offset, size, stream);
@@ -290,6 +289,8 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
         departure.only_outside ? &pools_.active()->space.planned() : &layouts_.anchored();
     departure.last = !departure.only_outside && evaluations_.leaves_last();
   }
+  // After a forward, a program copies its weights or makes a new model. These stay.
+  const bool may_copy = is_new && evaluations_.has_returned();
   void* p = planned ? planned : allocate_departed(size, stream, departure, may_copy);
   if (p) evaluations_.serve(p);
   return p;

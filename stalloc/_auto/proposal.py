@@ -60,7 +60,8 @@ class Proposal:
 
     Attributes:
         plan: The plan.
-        load: Live at the peak of the last recorded iteration; of all, if requests change.
+        load: Live at the peak of the last recorded iteration; of the whole recording if requests
+            change.
         before: Reserved by torch at that peak: by its policy, or less if that was measured and is
             going to last.
         after: The same under the plan: the pool, and the most that is live beside it. The two may
@@ -171,7 +172,7 @@ def candidates(
         most = live.most_beside(plan)
         load, before = torch.load, reserved
         if _is_changing(plan):
-            # The plan serves all recorded iterations, and the last one may be a small one.
+            # The last iteration may be a small one, and the plan serves all.
             load = torch.peak_load
             before = _measured(load, torch.peak_reserved, peak)
         found = Proposal(

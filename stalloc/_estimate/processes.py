@@ -26,7 +26,7 @@ from stalloc._estimate.post import Key
 from stalloc.errors import StallocError
 
 Call = tuple[Any, ...]
-_KEPT, _ASKED, _MET, _DONE, _FAILED = range(5)
+"""A word, and what it is about: `sent`, `met`, `asked`, `done` or `failed`."""
 
 
 class Line:
@@ -37,11 +37,11 @@ class Line:
 
     def tell(self, what: str, which: Any, content: bytes) -> None:
         """Passes on what the rank has sent, or whom it has met."""
-        self._connection.send((_KEPT if what == "sent" else _MET, which, content))
+        self._connection.send((what, which, content))
 
     def ask(self, key: Key, number: int) -> bytes:
         """Waits for a message of another rank."""
-        self._connection.send((_ASKED, key, number))
+        self._connection.send(("asked", key, number))
         return bytes(self._connection.recv_bytes())
 
 
@@ -138,15 +138,15 @@ class Ranks:
 
     def _take(self, rank: int, call: Call) -> None:
         kind, *told = call
-        if kind == _KEPT:
+        if kind == "sent":
             self.messages[told[0]].append(told[1])
-        elif kind == _ASKED:
+        elif kind == "asked":
             self._running[rank].asks = told[0], told[1]
-        elif kind == _MET:
+        elif kind == "met":
             self.met.add((rank, told[0]))
             if not self.is_known(told[0]):
                 self._waiting.add(told[0])
-        elif kind == _DONE:
+        elif kind == "done":
             self.results[rank] = told[0]
         else:
             self.failures[rank] = told[0]
@@ -182,9 +182,9 @@ class Ranks:
         leave, status = os._exit, 1
         try:
             try:
-                connection.send((_DONE, self.work(rank, Line(connection))))
+                connection.send(("done", self.work(rank, Line(connection))))
             except StallocError as error:
-                connection.send((_FAILED, str(error)))
+                connection.send(("failed", str(error)))
             status = 0
         except KeyboardInterrupt:
             status = 130

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Container
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 
-_retired: WeakSet[torch.optim.Optimizer] = WeakSet()
+# By identity, since some cannot be hashed.
+_retired: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
 
 
 def retire() -> None:
@@ -16,7 +17,7 @@ def retire() -> None:
 
     Torch may keep it alive: FSDP2 keeps the classes of modules, and their functions all globals.
     """
-    _retired.update(_optimizers())
+    _retired.update((id(optimizer), optimizer) for optimizer in _optimizers())
 
 
 def any_exists() -> bool:
@@ -38,7 +39,7 @@ def awaits_first_step(stepped: Container[object]) -> bool:
 def _optimizers() -> list[torch.optim.Optimizer]:
     # type() does not ask a proxy object, which may import its target.
     found = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
-    return [o for o in found if o not in _retired]
+    return [o for o in found if _retired.get(id(o)) is not o]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -64,7 +64,7 @@ class PhaseSink(Protocol):
         """
 
     def end_evaluation_forward(self) -> None:
-        """The last of these forwards has returned: the program may copy the model now."""
+        """The forward that began last has returned: the program may copy the model now."""
 
     def leave_unplanned(self) -> None:
         """Resumes the interrupted phase."""

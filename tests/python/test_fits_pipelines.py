@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 
 import stalloc
+from stalloc._hooks import optimizers
 
 _distributed: Any = dist
 _pipelining: Any = pipelining
@@ -116,3 +117,16 @@ def test_no_optimizer_of_an_attempt_that_ended_is_awaited(tmp_path: Path) -> Non
     options = ("--gpu", "H100", "--world", "4", "--rank", "2", "--json")
     done = python("-m", "stalloc", "fits", *options, script)
     assert json.loads(done.stdout)["iterations"] == 3
+
+
+class Unhashable(torch.optim.SGD):
+    __hash__ = None  # type: ignore[assignment]
+
+
+@isolated
+def test_an_optimizer_without_a_hash_can_be_retired() -> None:
+    optimizer = Unhashable([torch.zeros(1, requires_grad=True)])
+    assert optimizers.any_exists()
+    optimizers.retire()
+    assert not optimizers.any_exists()
+    del optimizer
