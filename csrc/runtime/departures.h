@@ -11,8 +11,8 @@
 //           and size. All small sizes are one kind: small for this plan, so that they cost
 //           little outside the pool, whereas one of them may displace the largest decision.
 //   size    Weights, gradients, optimizer states and their copies have one of a few sizes. A
-//           request of such a size is not admitted while copies of weights or new states are
-//           expected.
+//           request of such a size is not admitted while new states are expected, and one of a
+//           weight's size while copies of weights are.
 //
 // Cost: O(log kinds) a request. Remembers up to kMaxKinds kinds of each origin; an origin with more
 // is not admitted any more. Not thread-safe.
@@ -39,22 +39,28 @@ class Departures {
   // `plan` has passed check().
   explicit Departures(const plan::Plan& plan)
       : small_(std::max(profile::kSmallRequest, plan::largest_small(plan))) {
-    const auto add = [this](Bytes size) {
-      if (size >= profile::kSmallRequest) states_.push_back(size);
-    };
     for (const plan::Decision& d : plan.decisions) {
       const bool backward = plan[d.phase].key.kind == trace::PhaseKind::kBackward;
-      if (backward && is_gradient(plan, d)) add(d.size);
+      if (backward && is_gradient(plan, d)) weights_.push_back(d.size);
     }
     for (const plan::StartupRequest& r : plan.startup) {
-      if (r.stays()) add(r.size);
+      if (!r.stays()) continue;
+      const trace::PhaseKind kind = plan[r.phase].key.kind;
+      // Gradients that the loop keeps, or the optimizer's states. Others may be inputs.
+      const bool is_weight =
+          kind == trace::PhaseKind::kBackward || kind == trace::PhaseKind::kOptimizer;
+      (is_weight ? weights_ : states_).push_back(r.size);
     }
-    std::ranges::sort(states_);
-    states_.erase(std::unique(states_.begin(), states_.end()), states_.end());
+    states_.insert(states_.end(), weights_.begin(), weights_.end());
+    std::erase_if(states_, [](Bytes size) { return size < profile::kSmallRequest; });
+    for (std::vector<Bytes>* sizes : {&weights_, &states_}) {
+      std::ranges::sort(*sizes);
+      sizes->erase(std::unique(sizes->begin(), sizes->end()), sizes->end());
+    }
   }
 
-  // True if a request of `size` bytes may lie in the pool. `wary`: new states or copies of weights
-  // are expected from its origin.
+  // True if a request of `size` bytes may lie in the pool. `wary`: new states are expected from its
+  // origin, or it may be the copy of a weight.
   bool admits(PhaseIndex origin, Bytes size, bool wary) const {
     return !(wary && is_state_size(size)) && !has_stayed(origin, size);
   }
@@ -64,6 +70,9 @@ class Departures {
     const auto kinds = stayed_.find(origin);
     return kinds != stayed_.end() && kinds->second.lower_bound(size / 2) != kinds->second.end();
   }
+
+  // True if a copy of a weight, as wide as its original, may have this size.
+  bool may_be_weight(Bytes size) const { return std::ranges::binary_search(weights_, size); }
 
   // Records that a block of this kind has outlived an iteration.
   void record_stayed(PhaseIndex origin, Bytes size) {
@@ -101,8 +110,9 @@ class Departures {
     return known(size) || known(2 * size) || (size % 2 == 0 && known(size / 2));
   }
 
-  const Bytes small_;                             // sizes below are one kind
-  std::vector<Bytes> states_;                     // sizes of states, ascending
+  const Bytes small_;           // sizes below are one kind
+  std::vector<Bytes> weights_;  // sizes that weights have, ascending
+  std::vector<Bytes> states_;   // the same of weights and states that are not small
   std::map<PhaseIndex, std::set<Bytes>> stayed_;  // kinds, by origin
 };
 

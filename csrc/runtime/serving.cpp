@@ -290,7 +290,7 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
     departure.last = !departure.only_outside && evaluations_.leaves_last();
   }
   // After a forward, a program copies its weights or makes a new model. These stay.
-  const bool may_copy = is_new && evaluations_.has_returned();
+  const bool may_copy = is_new && evaluations_.has_returned() && departures_.may_be_weight(size);
   void* p = planned ? planned : allocate_departed(size, stream, departure, may_copy);
   if (p) evaluations_.serve(p);
   return p;
