@@ -187,6 +187,9 @@ class Serving {
  private:
   // A request is large from one part in so many of the pool.
   static constexpr Bytes kLargeParts = 16;
+  // A search for a layout that fails may take half a second. After so many in a row for the same
+  // reason, that is no reason for another one.
+  static constexpr int kMostFailures = 3;
   // For less lacking memory no program should wait.
   static constexpr Bytes kLeastLacking = Bytes{8} << 20;
 
